@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The one data object: image, variance, mask, WCS, PSF, unit and header travel together."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from astropy import units as u
+from astropy.io import fits
+from astropy.wcs import WCS
+
+from skydelta.errors import InputError
+from skydelta.io.planes import MaskPlanes
+from skydelta.io.psf import Psf
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.tiles import Box
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """An image and all that belongs to its pixels.
+
+    Attributes
+    ----------
+    image : float32 (H, W)
+        On the host or on a device; arrays are (y, x), 0-based, pixel centres at integers.
+    variance : float32 (H, W) or None
+        Variance (not sigma) in ``unit`` squared; NaN where the mask says so.
+    mask : int32 (H, W) or None
+        Bit planes named by ``planes``; 0 is good.
+    planes : MaskPlanes
+    wcs : astropy.wcs.WCS or None
+        Celestial, of this array (0-based pixel (0, 0) is the first pixel of ``image``).
+    psf : Psf or None
+    unit : astropy unit or None
+    header : astropy.io.fits.Header
+        Cards of the file without the WCS, which is written again from ``wcs``.
+    origin : (int, int)
+        (y0, x0) of this array in the frame it was cut from.
+    id : str
+    notes : dict
+        What was decided on the way (variance source, mask convention, ...), JSON-able; goes into the receipt.
+    """
+
+    image: Array
+    variance: Array | None = None
+    mask: Array | None = None
+    planes: MaskPlanes = field(default_factory=MaskPlanes)
+    wcs: WCS | None = None
+    psf: Psf | None = None
+    unit: u.UnitBase | None = None
+    header: fits.Header = field(default_factory=fits.Header)
+    origin: tuple[int, int] = (0, 0)
+    id: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.image.ndim != 2:
+            raise InputError(f"{self.id or 'exposure'}: image has shape {self.image.shape}; two dimensions are needed")
+        for name in ("variance", "mask"):
+            plane = getattr(self, name)
+            if plane is not None and plane.shape != self.image.shape:
+                raise InputError(
+                    f"{self.id or 'exposure'}: {name} has shape {plane.shape}, the image {self.image.shape}"
+                )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.image.shape[0], self.image.shape[1]
+
+    @property
+    def backend(self) -> Backend:
+        return backend_of(self.image)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in (self.image, self.variance, self.mask) if p is not None)
+
+    def with_(self, **changes: Any) -> Exposure:
+        """A copy with these attributes replaced; planes are shared, not copied."""
+        return replace(self, **changes)
+
+    def good(self) -> Array:
+        """bool (H, W): pixels without an invalid bit and with a finite image (and positive variance, if any)."""
+        xp = self.backend.xp
+        ok = xp.isfinite(self.image)
+        if self.mask is not None:
+            ok &= (self.mask & self.planes.invalid) == 0
+        if self.variance is not None:
+            ok &= xp.isfinite(self.variance) & (self.variance > 0)
+        return ok
+
+    def to(self, backend: Backend) -> Exposure:
+        """The same exposure with its planes on another backend; nothing is copied when they are there already."""
+        move = {n: backend.asarray(p) for n in ("image", "variance", "mask") if (p := getattr(self, n)) is not None}
+        return self.with_(**move)
+
+    def section(self, box: Box) -> Exposure:
+        """A view of the part inside ``box`` (clipped to the image), WCS and origin moved along."""
+        box = box.clip(self.shape)
+        s = box.slices
+        moved_psf = self.psf.moved(box.y0, box.x0) if hasattr(self.psf, "moved") else self.psf
+        return self.with_(
+            image=self.image[s],
+            variance=None if self.variance is None else self.variance[s],
+            mask=None if self.mask is None else self.mask[s],
+            wcs=None if self.wcs is None else self.wcs.slice(s),
+            psf=moved_psf,
+            origin=(self.origin[0] + box.y0, self.origin[1] + box.x0),
+        )
+
+    def to_ccddata(self) -> Any:
+        """astropy CCDData with a VarianceUncertainty and the int mask in ``flags``; mask is True where unusable."""
+        from astropy.nddata import CCDData, VarianceUncertainty
+
+        return CCDData(
+            to_host(self.image),
+            unit=self.unit or u.dimensionless_unscaled,
+            uncertainty=None if self.variance is None else VarianceUncertainty(to_host(self.variance)),
+            mask=None if self.mask is None else (to_host(self.mask) & self.planes.invalid) != 0,
+            flags=None if self.mask is None else to_host(self.mask),
+            wcs=self.wcs,
+            meta=self.header.copy(),
+        )
+
+    @classmethod
+    def from_ccddata(cls, ccd: Any, id: str = "") -> Exposure:
+        """From astropy CCDData or NDData; any uncertainty becomes a variance, a mask becomes BAD."""
+        from astropy.nddata import VarianceUncertainty
+
+        planes = MaskPlanes()
+        mask = None if ccd.mask is None else np.where(ccd.mask, planes.bit("BAD"), 0).astype(np.int32)
+        variance = None
+        if ccd.uncertainty is not None:
+            variance = np.asarray(ccd.uncertainty.represent_as(VarianceUncertainty).array, np.float32)
+        header = ccd.meta.copy() if isinstance(ccd.meta, fits.Header) else fits.Header()
+        return cls(
+            np.asarray(ccd.data, np.float32), variance, mask, planes, ccd.wcs, unit=ccd.unit, header=header, id=id
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "shape": f"{self.shape[0]} x {self.shape[1]}",
+            "dtype": self.image.dtype,
+            "on": self.backend.name,
+            "unit": self.unit,
+            "variance": self.variance is not None,
+            "planes": ", ".join(self.planes) if self.mask is not None else None,
+            "wcs": self.wcs.wcs.ctype[0] if self.wcs is not None else None,
+            "psf": type(self.psf).__name__ if self.psf is not None else None,
+        }
+        cells = "".join(f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
+        return f"<table><caption>Exposure {html.escape(self.id)}</caption>{cells}</table>"

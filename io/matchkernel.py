@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The spatially varying kernel that turns one image's PSF and flux scale into the other's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from astropy.table import Table
+
+from skydelta.io.field import Domain, polynomial_terms
+
+
+@dataclass(frozen=True)
+class MatchKernel:
+    """K(u; x) = sum_b sum_p a_bp phi_p(x) B_b(u) and the differential background (Alard & Lupton 1998; Alard 2000).
+
+    Attributes
+    ----------
+    direction : {"reference", "science"}
+        Which image is convolved.
+    basis : float64 (n_b, kh, kw)
+        Kernel basis images, odd sides, plain convolution (array flipped), centre at the middle pixel.
+    coefficients : float64 (n_b, n_p)
+        a_bp; zero where a term does not vary (constant photometric scale).
+    order : int
+        Total degree of the spatial polynomial (`polynomial_terms`).
+    background : float64 (n_q,)
+        Differential background in the unit of the image that is not convolved.
+    background_order : int
+        Its total degree.
+    domain : Domain
+        Maps pixel positions to [-1, 1].
+    covariance : float64 (n, n) or None
+        Of the free parameters, in the order ``parameters`` names.
+    parameters : tuple of str
+        Names of the free parameters: ``b0p0`` ... then ``g0`` ...
+    condition : float
+        Condition number of the scaled normal matrix.
+    rank, size : int
+        Effective rank and number of free parameters.
+    stamps : astropy.table.Table
+        One row per stamp: x, y (px), role (fit, held-out, clipped), chi2 (per pixel), kernel_sum, reason.
+    quality : dict of str to float
+        Figures of the fit: chi2 of fitted and held-out stamps, counts, widths.
+    """
+
+    direction: str
+    basis: np.ndarray
+    coefficients: np.ndarray
+    order: int
+    background: np.ndarray
+    background_order: int
+    domain: Domain
+    covariance: np.ndarray | None = None
+    parameters: tuple[str, ...] = ()
+    condition: float = float("nan")
+    rank: int = 0
+    size: int = 0
+    stamps: Table = field(default_factory=Table)
+    quality: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(kh, kw) of the kernel, px."""
+        return self.basis.shape[1], self.basis.shape[2]
+
+    @property
+    def images(self) -> np.ndarray:
+        """K_p: float64 (n_p, kh, kw), the kernel image of each spatial term."""
+        return np.tensordot(self.coefficients.T, self.basis, axes=(1, 0))
+
+    def at(self, x: float, y: float) -> np.ndarray:
+        """The kernel at (x, y): float64 (kh, kw)."""
+        return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
+
+    def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """`at` for many positions: float64 (n, kh, kw)."""
+        return np.tensordot(self.spatial_terms(x, y), self.images, axes=(0, 0))
+
+    def spatial_terms(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """phi_p at the positions: float64 (n_p, n)."""
+        return polynomial_terms(*self.domain.uv(x, y), self.order)
+
+    def background_at(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Differential background at the positions, same shape as x."""
+        return np.tensordot(
+            self.background, polynomial_terms(*self.domain.uv(x, y), self.background_order), axes=(0, 0)
+        )

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Point-spread functions that vary over the field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from skydelta.io.field import Domain, polynomial_terms
+
+
+@runtime_checkable
+class Psf(Protocol):
+    """What every PSF offers; positions are 0-based pixels of the exposure's own array."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Odd (height, width) of the stamps, px."""
+        ...
+
+    def at(self, x: float, y: float) -> np.ndarray:
+        """The PSF at (x, y): float64 (height, width), unit sum, centred on the middle pixel."""
+        ...
+
+    def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """`at` for many positions: float64 (n, height, width)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PixelPsf:
+    """PSF pixels that are polynomials of position (pixel basis; PSFEx's form, Bertin 2011).
+
+    Attributes
+    ----------
+    coefficients : float64 (n_p, height, width)
+        Image of each spatial term, order as `polynomial_terms`.
+    order : int
+        Total degree of the spatial polynomial; 0 is a constant PSF.
+    domain : Domain
+        Maps pixel positions to [-1, 1].
+    """
+
+    coefficients: np.ndarray
+    order: int
+    domain: Domain
+
+    @classmethod
+    def constant(cls, stamp: np.ndarray, shape: tuple[int, int]) -> PixelPsf:
+        """One stamp (odd sides) for the whole field of an image of this shape."""
+        stamp = np.asarray(stamp, float)
+        return cls((stamp / stamp.sum())[None], 0, Domain.of(shape))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.coefficients.shape[1], self.coefficients.shape[2]
+
+    def at(self, x: float, y: float) -> np.ndarray:
+        return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
+
+    def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        phi = polynomial_terms(*self.domain.uv(x, y), self.order)
+        stamps = np.tensordot(phi, self.coefficients, axes=(0, 0))
+        return stamps / stamps.sum(axis=(1, 2), keepdims=True)
+
+
+def fwhm(stamp: np.ndarray) -> float:
+    """Full width at half maximum (px) of a centred stamp: the diameter of the circle whose area is that of the
+    pixels above half the peak, counted on a 4 x finer cubic grid."""
+    from scipy.ndimage import zoom
+
+    k = 4
+    fine = zoom(np.asarray(stamp, float), k, order=3, grid_mode=True, mode="grid-constant")
+    return float(2 * np.sqrt((fine > fine.max() / 2).sum() / np.pi) / k)

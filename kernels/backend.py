@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where arrays live and which library computes on them; the only module that imports cupy."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from skydelta.errors import ConfigError, DeviceError
+
+Array = Any
+"""A numpy or cupy array; the annotations of this package say which shape and dtype."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One place to compute.
+
+    Attributes
+    ----------
+    kind : {"cpu", "cuda"}
+    index : int
+        CUDA device number; 0 on the CPU.
+    asked : str
+        What the user asked for (``auto``, ``cpu``, ``cuda``, ``cuda:N``), recorded with every result.
+    """
+
+    kind: str
+    index: int = 0
+    asked: str = "auto"
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def name(self) -> str:
+        """``cpu`` or ``cuda:N``: what was used."""
+        return f"cuda:{self.index}" if self.is_gpu else "cpu"
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array namespace: numpy or cupy."""
+        return cupy() if self.is_gpu else np
+
+    @property
+    def fft(self) -> ModuleType:
+        """A module with rfft2, irfft2 and next_fast_len that keeps float32."""
+        return importlib.import_module("cupyx.scipy.fft" if self.is_gpu else "scipy.fft")
+
+    @property
+    def ndimage(self) -> ModuleType:
+        return importlib.import_module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
+
+    def asarray(self, a: Array, dtype: Any = None) -> Array:
+        """``a`` on this backend, C-contiguous; copies only when it must move or change."""
+        if self.is_gpu:
+            with cupy().cuda.Device(self.index):
+                return cupy().ascontiguousarray(cupy().asarray(a, dtype=dtype))
+        return np.ascontiguousarray(to_host(a), dtype=dtype)
+
+    def synchronize(self) -> None:
+        if self.is_gpu:
+            cupy().cuda.Device(self.index).synchronize()
+
+
+CPU = Backend("cpu", asked="cpu")
+
+
+@functools.cache
+def cupy() -> ModuleType:
+    """The cupy module.
+
+    Raises
+    ------
+    DeviceError
+        cupy is not installed.
+    """
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as e:
+        raise DeviceError(f"device cuda: cupy cannot be imported ({e}); install skydelta[gpu]") from None
+
+
+@functools.cache
+def cuda_device_count() -> tuple[int, str]:
+    """Number of usable CUDA devices and, when it is 0, why."""
+    try:
+        n = int(cupy().cuda.runtime.getDeviceCount())
+    except DeviceError as e:
+        return 0, str(e)
+    except Exception as e:  # cupy raises CUDARuntimeError without a driver
+        return 0, f"no CUDA device: {e}"
+    return n, "" if n else "no CUDA device"
+
+
+@functools.cache
+def _say_fallback(why: str) -> None:
+    log.info("device auto: using the CPU (%s)", why)
+
+
+def resolve(device: str = "auto") -> Backend:
+    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` into a Backend.
+
+    Raises
+    ------
+    ConfigError
+        The name is none of these.
+    DeviceError
+        ``cuda`` was asked for and is missing, or N does not exist.
+    """
+    if device == "cpu":
+        return Backend("cpu", asked=device)
+    name, _, number = device.partition(":")
+    if device != "auto" and (name != "cuda" or (number and not number.isdigit())):
+        raise ConfigError(f"device {device!r}: allowed are auto, cpu, cuda, cuda:N")
+    count, why = cuda_device_count()
+    if device == "auto" and count == 0:
+        _say_fallback(why)
+        return Backend("cpu", asked=device)
+    index = int(number or 0)
+    if count == 0:
+        raise DeviceError(f"device {device!r} asked for, but {why}")
+    if index >= count:
+        raise DeviceError(f"device {device!r} asked for, but the devices are cuda:0 to cuda:{count - 1}")
+    return Backend("cuda", index, asked=device)
+
+
+def backend_of(array: Array) -> Backend:
+    """The backend on which an array lives."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "__cuda_array_interface__"):
+        return CPU
+    return Backend("cuda", int(array.device.id), asked="cuda")
+
+
+def to_host(a: Array) -> np.ndarray:
+    """``a`` as a numpy array; the one way from a device to the host."""
+    return a.get() if hasattr(a, "__cuda_array_interface__") else np.asarray(a)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tiles: a core box that is written and a halo box that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Box:
+    """Half-open pixel box [y0, y1) x [x0, x1); may reach outside the image."""
+
+    y0: int
+    y1: int
+    x0: int
+    x1: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.y1 - self.y0, self.x1 - self.x0
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        return slice(self.y0, self.y1), slice(self.x0, self.x1)
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """(x, y) of the middle, pixel centres at integers."""
+        return (self.x0 + self.x1 - 1) / 2, (self.y0 + self.y1 - 1) / 2
+
+    def grow(self, by: int) -> Box:
+        return Box(self.y0 - by, self.y1 + by, self.x0 - by, self.x1 + by)
+
+    def clip(self, shape: tuple[int, int]) -> Box:
+        return Box(max(self.y0, 0), min(self.y1, shape[0]), max(self.x0, 0), min(self.x1, shape[1]))
+
+    def shift(self, dy: int, dx: int) -> Box:
+        return Box(self.y0 + dy, self.y1 + dy, self.x0 + dx, self.x1 + dx)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One piece of work: ``core`` is written, ``halo`` (clipped to the image) is read."""
+
+    row: int
+    column: int
+    core: Box
+    halo: Box
+
+    @property
+    def inner(self) -> tuple[slice, slice]:
+        """The core inside an array cut out by ``halo``."""
+        return self.core.shift(-self.halo.y0, -self.halo.x0).slices
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Cover of an image by tiles of nearly equal size.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Image (height, width).
+    size : int
+        Largest core side, px.
+    halo : int
+        Neighbourhood read around each core, px; clipped at the image edge (the edge rule belongs to the kernel).
+    """
+
+    shape: tuple[int, int]
+    size: int
+    halo: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along y and x."""
+        return max(1, -(-self.shape[0] // self.size)), max(1, -(-self.shape[1] // self.size))
+
+    def edges(self, axis: int) -> list[int]:
+        """Core boundaries along an axis: counts[axis] + 1 integers from 0 to shape[axis]."""
+        n, length = self.counts[axis], self.shape[axis]
+        return [length * i // n for i in range(n + 1)]
+
+    def __len__(self) -> int:
+        return self.counts[0] * self.counts[1]
+
+    def __iter__(self) -> Iterator[Tile]:
+        ey, ex = self.edges(0), self.edges(1)
+        for r in range(len(ey) - 1):
+            for c in range(len(ex) - 1):
+                core = Box(ey[r], ey[r + 1], ex[c], ex[c + 1])
+                yield Tile(r, c, core, core.grow(self.halo).clip(self.shape))

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Image differencing for astronomy, from the bytes of two FITS files to a catalogue of what changed."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path as _Path
+from typing import Any
+
+__version__ = "0.1.0"
+
+# A checkout works without installation: its top-level folders are the sub-packages.
+_root = _Path(__file__).resolve().parent.parent
+if (_root / "pyproject.toml").is_file() and (_root / "pipeline").is_dir():
+    __path__.append(str(_root))
+
+_PUBLIC: dict[str, str] = {
+    "Exposure": "skydelta.io.exposure:Exposure",
+    "MaskPlanes": "skydelta.io.planes:MaskPlanes",
+    "MatchKernel": "skydelta.io.matchkernel:MatchKernel",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'skydelta' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

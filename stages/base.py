@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a stage is: a configuration, typed ports, and a pure ``run``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from skydelta.errors import ConfigError
+from skydelta.kernels.backend import Backend, resolve
+
+log = logging.getLogger(__name__)
+
+
+class StageConfig(BaseModel):
+    """Base of all stage configurations: frozen, unknown keys refused; every field has description, unit and range."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+C = TypeVar("C", bound=StageConfig)
+
+
+@dataclass(frozen=True)
+class Port:
+    """A typed input or output.
+
+    Attributes
+    ----------
+    type : type
+        What travels through it; checked when a workflow is loaded and again when the stage is called.
+    doc : str
+    optional : bool
+        An input that may be missing (the stage then receives None).
+    replaces : str or None
+        Of an output: the input port whose name in the workflow now means this output (``align`` given
+        ``image = "reference"`` makes ``reference`` the aligned image for later steps).
+    """
+
+    type: type
+    doc: str = ""
+    optional: bool = False
+    replaces: str | None = None
+
+
+@dataclass
+class Context:
+    """What a stage may use beside its inputs.
+
+    Attributes
+    ----------
+    backend : Backend
+    id : str
+        Of the work item.
+    out : Path or None
+        Folder of the item; only ``write`` uses it.
+    base : Path or None
+        Folder that relative paths are relative to; only ``load`` uses it.
+    metrics : dict
+        Filled by `metric`: name to value (float, int, str, or a list of them).
+    flags : dict
+        Filled by `flag`: name to one line of explanation.
+    """
+
+    backend: Backend
+    id: str = ""
+    out: Path | None = None
+    base: Path | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def metric(self, name: str, value: Any) -> None:
+        """Record a figure for receipt and report (units belong in the name: ``shift_px``)."""
+        self.metrics[name] = value
+
+    def flag(self, name: str, message: str) -> None:
+        """Record something a reader must know (fallback, clipping, degeneracy): receipt, report and header."""
+        self.flags[name] = message
+        log.info("%s %s: %s", self.id, name, message)
+
+
+class Stage(Generic[C]):
+    """Base of all stages.
+
+    Subclasses set ``name``, ``version``, ``inputs``, ``outputs`` and implement ``run``, which does no I/O and keeps
+    no state. Called directly, a stage is a function: ``Align(method="lanczos3")(image, onto=science)``.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    inputs: ClassVar[Mapping[str, Port]]
+    outputs: ClassVar[Mapping[str, Port]]
+
+    def __init__(self, config: C | None = None, **parameters: Any) -> None:
+        if config is None:
+            try:
+                config = self.config_class()(**parameters)
+            except ValidationError as e:
+                raise ConfigError(f"{self.name}.{explain(e)}") from None
+        self.config: C = config
+
+    @classmethod
+    def config_class(cls) -> type[C]:
+        for base in getattr(cls, "__orig_bases__", ()):
+            for a in get_args(base):
+                if isinstance(a, type) and issubclass(a, StageConfig):
+                    return a  # type: ignore[return-value]
+        raise TypeError(f"{cls.__name__} names no StageConfig")
+
+    def halo(self) -> int:
+        """Pixels of neighbourhood the stage needs around each output pixel."""
+        return 0
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        """Peak bytes on the device beyond the inputs, for images of this shape."""
+        return 0
+
+    def run(self, ctx: Context, **inputs: Any) -> dict[str, Any]:
+        """The work; returns one value per output port."""
+        raise TypeError(f"stage {self.name} does not implement run")
+
+    def execute(self, ctx: Context, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """`run` with both sides of the ports checked."""
+        unknown = set(inputs) - set(self.inputs)
+        if unknown:
+            allowed = ", ".join(self.inputs)
+            raise ConfigError(f"{self.name}: unknown input {', '.join(sorted(unknown))}; allowed: {allowed}")
+        given = {}
+        for port_name, port in self.inputs.items():
+            value = inputs.get(port_name)
+            if value is None and not port.optional:
+                raise ConfigError(f"{self.name}: input {port_name} ({port.type.__name__}) is missing")
+            if value is not None and not isinstance(value, port.type):
+                raise ConfigError(
+                    f"{self.name}: input {port_name} is {type(value).__name__}, a {port.type.__name__} is needed"
+                )
+            given[port_name] = value
+        result = self.run(ctx, **given)
+        missing = set(self.outputs) - set(result)
+        if missing:
+            raise TypeError(f"stage {self.name} returned no {', '.join(sorted(missing))}")
+        return result
+
+    def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
+        """Run alone. Returns the output, or a dict of outputs when there are several."""
+        inputs.update(zip(self.inputs, args, strict=False))
+        result = self.execute(Context(resolve(device), id=self.name), inputs)
+        return result[next(iter(self.outputs))] if len(self.outputs) == 1 else result
+
+
+def as_function(stage: type[Stage[Any]]) -> Callable[..., Any]:
+    """The stage as a plain function: inputs by position or name, configuration by keyword."""
+
+    def call(*args: Any, device: str = "auto", **keywords: Any) -> Any:
+        inputs = {k: keywords.pop(k) for k in list(keywords) if k in stage.inputs}
+        return stage(**keywords)(*args, device=device, **inputs)
+
+    call.__name__ = call.__qualname__ = stage.name
+    call.__doc__ = stage.__doc__
+    return call
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem of a pydantic error as one line: ``order: 9 is above 4``."""
+    e = error.errors()[0]
+    where = ".".join(str(p) for p in e["loc"])
+    context, value = e.get("ctx", {}), e.get("input")
+    kinds = {
+        "less_than_equal": lambda: f"{value!r} is above {context['le']}",
+        "greater_than_equal": lambda: f"{value!r} is below {context['ge']}",
+        "less_than": lambda: f"{value!r} is not below {context['lt']}",
+        "greater_than": lambda: f"{value!r} is not above {context['gt']}",
+        "extra_forbidden": lambda: "unknown key",
+        "literal_error": lambda: f"{value!r} is not one of {context['expected']}",
+        "missing": lambda: "missing",
+    }
+    other = f"{value!r}: {e['msg']}"
+    return f"{where}: {kinds.get(e['type'], lambda: other)()}"
