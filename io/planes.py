@@ -50,8 +50,8 @@ class MaskPlanes(Mapping[str, int]):
             raise InputError(f"mask planes share a bit: {dict(self.bits)}")
         if len(numbers) > MAX_PLANES or any(not 0 <= b < MAX_PLANES for b in numbers):
             raise InputError(
-                f"{len(numbers)} mask planes on bits {sorted(numbers)}; at most {MAX_PLANES} on bits 0 to {MAX_PLANES - 1} "
-                f"fit: {', '.join(n for n, _ in self.bits)}"
+                f"{len(numbers)} mask planes on bits {sorted(numbers)}; at most {MAX_PLANES} on bits 0 to "
+                f"{MAX_PLANES - 1} fit: {', '.join(n for n, _ in self.bits)}"
             )
 
     @classmethod

@@ -66,6 +66,47 @@ class PixelPsf:
         return stamps / stamps.sum(axis=(1, 2), keepdims=True)
 
 
+@dataclass(frozen=True)
+class GridPsf:
+    """Stamps on a regular grid of positions, bilinear in between (whitened PSFs, one a tile).
+
+    Attributes
+    ----------
+    stamps : float64 (ny, nx, height, width)
+        Sum kept as given; `at` does not renormalise.
+    x, y : float64 (nx,), (ny,)
+        Ascending grid positions, px.
+    """
+
+    stamps: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stamps.shape[2], self.stamps.shape[3]
+
+    def at(self, x: float, y: float) -> np.ndarray:
+        return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
+
+    def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        j, fx = _cell(self.x, x)
+        i, fy = _cell(self.y, y)
+        j1, i1 = np.minimum(j + 1, len(self.x) - 1), np.minimum(i + 1, len(self.y) - 1)
+        fx, fy = fx[:, None, None], fy[:, None, None]
+        low = self.stamps[i, j] * (1 - fx) + self.stamps[i, j1] * fx
+        high = self.stamps[i1, j] * (1 - fx) + self.stamps[i1, j1] * fx
+        return low * (1 - fy) + high * fy
+
+
+def _cell(nodes: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the node below and the fraction towards the next; clamped to the grid."""
+    at = np.clip(np.asarray(at, float), nodes[0], nodes[-1])
+    k = np.clip(np.searchsorted(nodes, at, side="right") - 1, 0, max(len(nodes) - 2, 0))
+    step = nodes[np.minimum(k + 1, len(nodes) - 1)] - nodes[k]
+    return k, np.where(step > 0, (at - nodes[k]) / np.where(step > 0, step, 1), 0.0)
+
+
 def fwhm(stamp: np.ndarray) -> float:
     """Full width at half maximum (px) of a centred stamp: the diameter of the circle whose area is that of the
     pixels above half the peak, counted on a 4 x finer cubic grid."""

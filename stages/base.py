@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from skydelta.errors import ConfigError
+from skydelta.errors import ConfigError, SkydeltaError
 from skydelta.kernels.backend import Backend, resolve
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class Context:
         Filled by `metric`: name to value (float, int, str, or a list of them).
     flags : dict
         Filled by `flag`: name to one line of explanation.
+    failures : list
+        Filled by `fail`: the item goes on and its products are written, but it has failed.
     """
 
     backend: Backend
@@ -73,6 +75,7 @@ class Context:
     base: Path | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+    failures: list[SkydeltaError] = field(default_factory=list)
 
     def metric(self, name: str, value: Any) -> None:
         """Record a figure for receipt and report (units belong in the name: ``shift_px``)."""
@@ -82,6 +85,11 @@ class Context:
         """Record something a reader must know (fallback, clipping, degeneracy): receipt, report and header."""
         self.flags[name] = message
         log.info("%s %s: %s", self.id, name, message)
+
+    def fail(self, name: str, error: SkydeltaError) -> None:
+        """Record a fault that makes the products untrustworthy but still worth writing (``misaligned``)."""
+        self.flag(name, str(error))
+        self.failures.append(error)
 
 
 class Stage(Generic[C]):
