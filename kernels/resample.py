@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Resampling: image, variance, mask and footprint of a source grid on a target grid, in one gather.
+
+Two kernels. ``resample_prepare`` fills unusable pixels (so that none of them reaches further than its weight) and
+turns the image into B-spline coefficients where the method asks for it; ``resample`` evaluates the map and gathers
+all planes. Neither knows what a WCS is: the map is nodes of a control grid and a list of exactly mapped cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
+
+Method = Literal["nearest", "bilinear", "bspline3", "lanczos3"]
+
+METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3")
+"""Interpolation kernels; the position is the number that the kernels know them by."""
+
+BSPLINE3 = METHODS.index("bspline3")
+
+TAPS = (1, 2, 6, 6)
+"""Side of the footprint of each method, px. The cubic B-spline has 4 taps on its coefficients, but 6 on pixels: beyond
+them the cardinal spline (Unser 1999) has less than 2e-4 of the squared weight."""
+
+CELL_INTERPOLATED = -1
+"""Map cell that is interpolated from the nodes; numbers from 0 on are blocks of ``PixelMap.exact``."""
+
+CELL_OUTSIDE = -2
+"""Map cell without a pixel of the source."""
+
+
+@dataclass(frozen=True)
+class PixelMap:
+    """Where each target pixel lies in the source, as arrays.
+
+    The target is covered by square cells of ``spacing`` px from pixel (0, 0). Cell (i, j) spans the nodes
+    (i + 1, j + 1) to (i + 2, j + 2): one ring of nodes lies around the cells, so that the 4 x 4 nodes around every
+    cell exist.
+
+    Attributes
+    ----------
+    shape, source_shape : (int, int)
+        (H, W) of the target and of the source, px.
+    spacing : int
+        Side of a cell, target px.
+    nodes : float64 (2, ny + 3, nx + 3)
+        Source x and y (0-based px) at the nodes; interpolated by cubic Lagrange polynomials along both axes.
+    cells : int32 (ny, nx)
+        `CELL_INTERPOLATED`, `CELL_OUTSIDE`, or the block of ``exact`` that holds the cell pixel by pixel.
+    exact : float64 (n, 3, spacing, spacing)
+        Source x, y and the area of a target pixel in source pixels; NaN where there is no map.
+    error : float
+        Largest difference to the exact map found between the nodes of interpolated cells, source px.
+    exact_fraction : float
+        Part of the target pixels that was mapped exactly.
+    area : (float, float)
+        Smallest and largest area of a target pixel in source pixels.
+    shift : (int, int) or None
+        (sy, sx) when the map is target pixel + shift to within the tolerance everywhere.
+    """
+
+    shape: tuple[int, int]
+    source_shape: tuple[int, int]
+    spacing: int
+    nodes: np.ndarray
+    cells: np.ndarray
+    exact: np.ndarray
+    error: float = 0.0
+    exact_fraction: float = 0.0
+    area: tuple[float, float] = (1.0, 1.0)
+    shift: tuple[int, int] | None = None
+
+
+class MaskBits(NamedTuple):
+    """int32 values of the planes that resampling reads and sets.
+
+    Attributes
+    ----------
+    fill
+        Pixels whose value is not to be used: replaced before interpolation.
+    grow
+        Passed on from the whole footprint of the kernel; all others from its inner 2 x 2 pixels.
+    bad, no_data, edge, interp
+        Set where: the variance is not a positive number; the image is not finite, the target is outside the source
+        or more than half of the weight is lost; the kernel is cut by the border; filled pixels took part.
+    """
+
+    fill: int
+    grow: int
+    bad: int
+    no_data: int
+    edge: int
+    interp: int
+
+
+class Resampled(NamedTuple):
+    """Planes on the target grid.
+
+    Attributes
+    ----------
+    image : float32 (H, W)
+        NaN without data.
+    variance : float32 (H, W) or None
+        Sum of w^2 v with the weights that source pixels really have (for bspline3 the prefilter included).
+    mask : int32 (H, W)
+    weight : float32 (H, W)
+        Footprint: the part of the kernel's absolute weight that lies on usable source pixels, 0 to 1.
+    """
+
+    image: Array
+    variance: Array | None
+    mask: Array
+    weight: Array
+
+
+PREPARE = register(
+    KernelSpec(
+        name="resample_prepare",
+        twin="skydelta.kernels.cpu.resample:prepare",
+        launch="skydelta.kernels.cuda.resample:prepare",
+        reference="skydelta.kernels.cpu.reference_resample:prepare",
+        entries=(CudaEntry("resample.cu", "resample_prepare", (("true",), ("false",))),),
+        halo="12 px (|pole|^13 = 4e-8) and 3 px of filling",
+        bytes_per_pixel=20.0,
+        tolerance=Tolerance(2e-6, 2e-6, "12-tap truncation of the recursive filter and float32 sums of 25 taps"),
+    )
+)
+
+RESAMPLE = register(
+    KernelSpec(
+        name="resample",
+        twin="skydelta.kernels.cpu.resample:gather",
+        launch="skydelta.kernels.cuda.resample:gather",
+        reference="skydelta.kernels.cpu.reference_resample:gather",
+        entries=(CudaEntry("resample.cu", "resample_gather", tuple((str(m),) for m in range(len(METHODS)))),),
+        halo="3 px around the mapped position",
+        bytes_per_pixel=28.0,
+        tolerance=Tolerance(5e-6, 5e-6, "float32 weights and sums of up to 36 taps"),
+    )
+)
+
+
+def resample(
+    image: Array,
+    variance: Array | None,
+    mask: Array | None,
+    pixel_map: PixelMap,
+    *,
+    method: Method = "bspline3",
+    flux: bool = False,
+    bits: MaskBits,
+) -> Resampled:
+    """Interpolate a source at the pixels of a target grid.
+
+    Parameters
+    ----------
+    image : float32 (h, w)
+        Host or device; the result lives in the same place.
+    variance : float32 (h, w) or None
+    mask : int32 (h, w) or None
+        Bits 0 to 30.
+    pixel_map : PixelMap
+    method : {"nearest", "bilinear", "bspline3", "lanczos3"}
+        bspline3 is the interpolating cubic B-spline (Unser 1999), lanczos3 is normalised along each axis.
+    flux : bool
+        Multiply by the area of a target pixel in source pixels (images of flux per pixel); otherwise values are kept
+        (surface brightness).
+    bits : MaskBits
+
+    Returns
+    -------
+    Resampled
+    """
+    backend = backend_of(image)
+    number = METHODS.index(method)
+    values, work = implementation(PREPARE, backend)(
+        image, variance, mask, spline=number == BSPLINE3, fill=bits.fill, bad=bits.bad, no_data=bits.no_data
+    )
+    return Resampled(
+        *implementation(RESAMPLE, backend)(
+            values,
+            variance,
+            work,
+            backend.asarray(pixel_map.nodes),
+            backend.asarray(pixel_map.cells),
+            backend.asarray(pixel_map.exact),
+            shape=pixel_map.shape,
+            method=number,
+            flux=flux,
+            bits=bits,
+        )
+    )

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stage ``align``: an image on the pixel grid of another."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from astropy import units as u
+from pydantic import Field
+
+from skydelta.errors import InputError
+from skydelta.io.exposure import Exposure
+from skydelta.io.planes import CORE_PLANES, MaskPlanes
+from skydelta.kernels.backend import Array
+from skydelta.kernels.resample import MaskBits, PixelMap, Resampled, resample
+from skydelta.stages.align.mapping import pixel_map, shift_map
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+FILL = ("BAD", "CR", "NO_DATA")
+"""Planes whose pixels are replaced before interpolation; all others still carry a signal of the sky."""
+
+GROW = ("SAT", "EDGE")
+"""Planes that reach as far as the interpolation kernel."""
+
+EQUAL_AREA = 1e-4
+"""Pixel areas closer than this to each other need no factor."""
+
+
+class AlignConfig(StageConfig):
+    """How an image is brought onto another grid."""
+
+    method: Literal["bspline3", "bilinear", "lanczos3", "nearest"] = Field(
+        "bspline3", description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5"
+    )
+    tolerance: float = Field(
+        1e-4, gt=0, le=0.1, description="largest error of an interpolated position and of a shift that is copied, px"
+    )
+    aligned: bool = Field(False, description="the images are on one grid already, whatever their WCS say")
+    conserve: Literal["auto", "flux", "brightness"] = Field(
+        "auto",
+        description="what a change of pixel size keeps: flux per pixel times area, or brightness; auto: flux for "
+        "units that count per pixel (adu, electron, Jy), brightness for all others",
+    )
+
+
+class Align(Stage[AlignConfig]):
+    """Resample an image, its variance and its mask onto the grid of another.
+
+    A map within the tolerance of a whole-pixel shift is copied, never interpolated. Pixels outside the image are
+    NaN and NO_DATA.
+
+    Raises
+    ------
+    InputError
+        No WCS, a frame that cannot be transformed, or no overlap.
+    """
+
+    name, version = "align", 1
+    inputs = {"image": Port(Exposure, "image to move"), "onto": Port(Exposure, "image whose grid is wanted")}
+    outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
+
+    def halo(self) -> int:
+        return 3
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 24  # coefficients, working mask, and the four planes of the result
+
+    def run(self, ctx: Context, *, image: Exposure, onto: Exposure) -> dict[str, Any]:
+        grid = self._map(image, onto)
+        planes = onto.planes.union([*CORE_PLANES, *image.planes])
+        mask = None if image.mask is None else image.planes.translate(image.mask, planes)
+        ctx.metric("map_error_px", grid.error)
+        ctx.metric("map_spacing_px", grid.spacing)
+        ctx.metric("map_exact_fraction", grid.exact_fraction)
+        ctx.metric("pixel_area_ratio", list(grid.area))
+        flux = self._factor(image) and max(abs(a - 1) for a in grid.area) > EQUAL_AREA
+        ctx.metric("conserved", "flux" if flux else "brightness")
+        if grid.shift is None:
+            method: str = self.config.method
+            bits = MaskBits(
+                planes.bit(*FILL), planes.bit(*GROW), *(planes.bit(n) for n in ("BAD", "NO_DATA", "EDGE", "INTERP"))
+            )
+            new = resample(image.image, image.variance, mask, grid, method=self.config.method, flux=flux, bits=bits)
+            psf = None
+            overlap = float((new.weight > 0).mean())
+        else:
+            method = "copy"
+            ctx.metric("shift_px", list(grid.shift[::-1]))
+            new, overlap = _copied(image, mask, grid.shift, onto.shape, planes)
+            psf = _moved(image, grid.shift)
+        ctx.metric("method", method)
+        ctx.metric("overlap_fraction", overlap)
+        if overlap == 0:
+            raise InputError(_no_overlap(image, onto, grid), overlap=0.0)
+        aligned = image.with_(
+            image=new.image,
+            variance=new.variance,
+            mask=new.mask,
+            planes=planes,
+            wcs=onto.wcs,
+            psf=psf,
+            origin=onto.origin,
+            notes={**image.notes, "align": method},
+        )
+        return {"aligned": aligned}
+
+    def _map(self, image: Exposure, onto: Exposure) -> PixelMap:
+        if self.config.aligned:
+            if image.shape != onto.shape:
+                raise InputError(f"align: aligned=True, but image has shape {image.shape} and onto {onto.shape}")
+            return shift_map(onto.shape, image.shape)
+        for name, e in (("image", image), ("onto", onto)):
+            if e.wcs is None or not e.wcs.has_celestial:
+                raise InputError(
+                    f"align: {name} {e.id or ''}".rstrip() + " has no celestial WCS; pass aligned=True if both images "
+                    "are on one grid, or register it first (a WCS in its header)"
+                )
+        return pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance)
+
+    def _factor(self, image: Exposure) -> bool:
+        """Whether a pixel value is a flux per pixel."""
+        if self.config.conserve != "auto":
+            return self.config.conserve == "flux"
+        return image.unit is not None and any(
+            image.unit.is_equivalent(unit) for unit in (u.adu, u.electron, u.photon, u.count, u.DN, u.Jy)
+        )
+
+
+def _copied(
+    image: Exposure, mask: Array | None, shift: tuple[int, int], shape: tuple[int, int], planes: MaskPlanes
+) -> tuple[Resampled, float]:
+    """The planes moved by whole pixels, bit by bit, and the covered part of the target."""
+    (sy, sx), (h, w), (hs, ws) = shift, shape, image.shape
+    if shift == (0, 0) and shape == image.shape:
+        return Resampled(image.image, image.variance, mask, None), 1.0
+    xp = image.backend.xp
+    y0, y1, x0, x1 = max(0, -sy), min(h, hs - sy), max(0, -sx), min(w, ws - sx)
+    if y0 >= y1 or x0 >= x1:
+        return Resampled(image.image, image.variance, mask, None), 0.0
+    to, at = np.s_[y0:y1, x0:x1], np.s_[y0 + sy : y1 + sy, x0 + sx : x1 + sx]
+
+    def move(plane: Array, outside: float) -> Array:
+        out = xp.full(shape, outside, plane.dtype)
+        out[to] = plane[at]
+        return out
+
+    inside = xp.zeros(image.shape, np.int32) if mask is None else mask
+    new = Resampled(
+        move(image.image, np.nan),
+        None if image.variance is None else move(image.variance, np.nan),
+        move(inside, planes.bit("NO_DATA")),
+        None,
+    )
+    return new, (y1 - y0) * (x1 - x0) / (h * w)
+
+
+def _moved(image: Exposure, shift: tuple[int, int]) -> Any:
+    """The PSF of an image whose pixel (x, y) was (x, y) + shift."""
+    return image.psf.moved(*shift) if hasattr(image.psf, "moved") else image.psf
+
+
+def _no_overlap(image: Exposure, onto: Exposure, grid: PixelMap) -> str:
+    h, w = image.shape
+    finite = np.isfinite(grid.nodes).all(axis=0)
+    where = "nowhere"
+    if finite.any():
+        (x0, y0), (x1, y1) = (f(grid.nodes[:, finite], axis=1) for f in (np.min, np.max))
+        where = f"at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}"
+    return (
+        f"align: {image.id or 'image'} and {onto.id or 'onto'} do not overlap: the target grid of {onto.shape[1]} x "
+        f"{onto.shape[0]} px lies {where} in the pixels of an image of {w} x {h}"
+    )

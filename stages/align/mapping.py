@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From two WCS to a `PixelMap`: exact values on a control grid, refined until a checked error is small enough."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from astropy.coordinates import SkyCoord
+from astropy.wcs import WCS, NoConvergence
+from astropy.wcs.utils import wcs_to_celestial_frame
+from astropy.wcs.wcs import FITSFixedWarning
+
+from skydelta.errors import InputError
+from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, PixelMap
+
+FIRST_SPACING = 32
+LAST_SPACING = 8
+"""Cell sides tried, target px: from the first, halved, to the last."""
+
+EXACT_ALLOWED = 1 / 16
+"""Cells are not made smaller when no more than this part of them must be mapped pixel by pixel."""
+
+INVERSE_TOLERANCE = 1e-8
+"""Convergence of the inverse distortion, px."""
+
+ROUND_TRIP = 1e-5
+"""A source position is believed when it maps back to the sky it came from to within this, source px."""
+
+Evaluate = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Target x, y to source x, y (float64, any shape); NaN where there is no map."""
+
+_T = (0.0, 0.5, 1.0)
+_HALF = np.array([[-b * c * e / 6, a * c * e / 2, -a * b * e / 2, a * b * c / 6]
+                  for a, b, c, e in ((t + 1, t, t - 1, t - 2) for t in _T)])  # fmt: skip
+"""Cubic Lagrange weights (3, 4) of the nodes around a cell for its start, middle and end."""
+
+
+def pixel_map(
+    source_wcs: WCS,
+    target_wcs: WCS,
+    target_shape: tuple[int, int],
+    source_shape: tuple[int, int],
+    tolerance: float = 1e-4,
+) -> PixelMap:
+    """Map target pixels to source pixels.
+
+    Parameters
+    ----------
+    source_wcs, target_wcs : astropy.wcs.WCS
+        Celestial, two axes.
+    target_shape, source_shape : (int, int)
+        (H, W), px.
+    tolerance : float
+        Largest error of an interpolated position, source px.
+
+    Returns
+    -------
+    PixelMap
+
+    Raises
+    ------
+    InputError
+        A frame that cannot be transformed, or a WCS that is not a celestial plane.
+    """
+    if same_wcs(source_wcs, target_wcs):
+        return shift_map(target_shape, source_shape)
+    chain = SkyChain(source_wcs, target_wcs)
+    return control_grid(chain, target_shape, source_shape, tolerance, smooth=chain.smooth)
+
+
+def same_wcs(a: WCS, b: WCS) -> bool:
+    """Whether two WCS are the same in every card and lookup table."""
+    if a is b:
+        return True
+    tables = [(getattr(a, n), getattr(b, n)) for n in ("cpdis1", "cpdis2", "det2im1", "det2im2")]
+    if any(p is not q and (p is None or q is None or not np.array_equal(p.data, q.data)) for p, q in tables):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cards = [{k: v for k, v in w.to_header(relax=True).items() if k not in _NOT_MAP} for w in (a, b)]
+    return cards[0] == cards[1]
+
+
+_NOT_MAP = ("DATE-OBS", "MJD-OBS", "DATE-BEG", "MJD-BEG", "DATE-AVG", "MJD-AVG", "DATE-END", "MJD-END", "DATEREF",
+            "MJDREF", "MJDREFI", "MJDREFF", "TIMESYS", "WCSNAME")  # fmt: skip
+"""Cards of a WCS header that do not take part in the map of a sky that stands still."""
+
+
+class SkyChain:
+    """Target pixel to sky to source pixel, evaluated by astropy.
+
+    Raises
+    ------
+    InputError
+        As `pixel_map`.
+    """
+
+    def __init__(self, source: WCS, target: WCS) -> None:
+        self.source, self.target = source, target
+        self.frames = [_frame(w, name) for w, name in ((source, "image"), (target, "onto"))]
+        self.same_frame = self.frames[0].is_equivalent_frame(self.frames[1])
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the map has derivatives: lookup tables have kinks at every entry."""
+        tables = ("cpdis1", "cpdis2", "det2im1", "det2im2")
+        return all(getattr(w, t) is None for w in (self.source, self.target) for t in tables)
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shape = np.shape(x)
+        lon, lat = _to_sky(self.target, np.ravel(x).astype(float), np.ravel(y).astype(float))
+        ok = np.isfinite(lon) & np.isfinite(lat)
+        q = np.full((2, ok.size), np.nan)
+        if ok.any():
+            lon, lat = lon[ok], lat[ok]
+            if not self.same_frame:
+                there = SkyCoord(lon, lat, unit="deg", frame=self.frames[1]).transform_to(self.frames[0])
+                lon, lat = there.spherical.lon.deg, there.spherical.lat.deg
+            q[:, ok] = _to_pixel(self.source, lon, lat)
+        return q[0].reshape(shape), q[1].reshape(shape)
+
+
+def _frame(wcs: WCS, name: str):
+    """The sky frame of a WCS; refused by name when it cannot be transformed to another."""
+    types = ", ".join(wcs.wcs.ctype)
+    if wcs.naxis != 2 or not wcs.has_celestial:
+        raise InputError(f"{name}: WCS axes are {types}; two celestial axes are needed")
+    try:
+        frame = wcs_to_celestial_frame(wcs)
+    except ValueError:
+        frame = None
+    if frame is None or frame.name not in ("icrs", "fk5", "fk4", "fk4noeterms", "galactic"):
+        raise InputError(
+            f"{name}: frame of {types} (RADESYS {wcs.wcs.radesys or 'absent'}) cannot be used; "
+            "allowed are ICRS, FK5, FK4 and galactic"
+        )
+    return frame
+
+
+def _to_sky(wcs: WCS, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Longitude and latitude in degrees, NaN off the sky."""
+    world = wcs.all_pix2world(x, y, 0)
+    return world[wcs.wcs.lng], world[wcs.wcs.lat]
+
+
+def _to_pixel(wcs: WCS, lon: np.ndarray, lat: np.ndarray) -> np.ndarray:
+    """Pixels (2, n) of sky positions; NaN where the projection or the inverse distortion gives none.
+
+    Every position is mapped back and must come out where it started: an iteration that stopped early or ended on
+    another sheet of a folded polynomial yields no pixel.
+    """
+    world = (lon, lat) if wcs.wcs.lng == 0 else (lat, lon)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", FITSFixedWarning)
+        try:
+            q = wcs.all_world2pix(*world, 0, tolerance=INVERSE_TOLERANCE, maxiter=50, adaptive=True,
+                                  detect_divergence=True)  # fmt: skip
+        except NoConvergence as e:
+            q = e.best_solution.T
+        q = np.array(q, float)
+        q[:, ~np.isfinite(q).all(axis=0)] = np.nan
+        back = _unit(*_to_sky(wcs, *q))
+        step = _unit(*_to_sky(wcs, q[0] + 0.5, q[1])) - back, _unit(*_to_sky(wcs, q[0], q[1] + 0.5)) - back
+    pixel = 2 * np.sqrt(np.minimum(*[(s**2).sum(axis=0) for s in step]))  # radians of the shorter pixel side
+    gap = np.sqrt(((back - _unit(lon, lat)) ** 2).sum(axis=0))
+    q[:, ~(gap <= ROUND_TRIP * pixel + 1e-14)] = np.nan
+    return q
+
+
+def _unit(lon: np.ndarray, lat: np.ndarray) -> np.ndarray:
+    a, d = np.radians(lon), np.radians(lat)
+    return np.stack([np.cos(d) * np.cos(a), np.cos(d) * np.sin(a), np.sin(d)])
+
+
+def shift_map(target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0) -> PixelMap:
+    """The map target pixel + (sy, sx)."""
+    h = FIRST_SPACING
+    ny, nx = _cell_counts(target_shape, h)
+    x, y = np.meshgrid((np.arange(nx + 3.0) - 1) * h + sx, (np.arange(ny + 3.0) - 1) * h + sy)
+    cells = np.full((ny, nx), CELL_INTERPOLATED, np.int32)
+    return PixelMap(target_shape, source_shape, h, np.stack([x, y]), cells, np.empty((0, 3, h, h)), shift=(sy, sx))
+
+
+def control_grid(
+    evaluate: Evaluate,
+    target_shape: tuple[int, int],
+    source_shape: tuple[int, int],
+    tolerance: float,
+    smooth: bool = True,
+) -> PixelMap:
+    """Tabulate any map: nodes where it can be interpolated to the tolerance, pixel by pixel elsewhere.
+
+    The exact map at the middles of all cells and of their edges, where cubic interpolation is worst, is the check;
+    these points are the nodes of the next finer grid.
+    """
+    h = FIRST_SPACING if smooth else LAST_SPACING
+    while True:
+        grid = _CheckedGrid(evaluate, target_shape, source_shape, h)
+        good = (grid.error <= tolerance) & smooth
+        must = ~good & ~grid.outside
+        if h == LAST_SPACING or must.mean() <= EXACT_ALLOWED:
+            break
+        h //= 2
+    cells = np.where(grid.outside, CELL_OUTSIDE, CELL_INTERPOLATED).astype(np.int32)
+    cells[must] = np.arange(must.sum())
+    rows, columns = np.nonzero(must)
+    exact = _exact_cells(evaluate, rows, columns, h)
+    used = good & ~grid.outside
+    areas = np.concatenate([grid.area[used], exact[:, 2][np.isfinite(exact[:, 2])]])
+    return PixelMap(
+        target_shape,
+        source_shape,
+        h,
+        grid.nodes,
+        cells,
+        exact,
+        error=float(grid.error[used].max(initial=0.0)),
+        exact_fraction=float(_pixels_in_cells(target_shape, h)[must].sum() / (target_shape[0] * target_shape[1])),
+        area=(float(areas.min(initial=np.inf)), float(areas.max(initial=0.0))) if areas.size else (1.0, 1.0),
+        shift=_whole_shift(grid, tolerance) if used.all() else None,
+    )
+
+
+class _CheckedGrid:
+    """Nodes of one spacing and the half-way points that check them.
+
+    Attributes
+    ----------
+    nodes : float64 (2, ny + 3, nx + 3)
+    offset : float64 (2, 2 ny + 1, 2 nx + 1)
+        Exact map minus target position at corners, edge middles and centres of the cells.
+    error : float64 (ny, nx)
+        Largest distance between interpolated and exact map on the cell, inf where either is not finite.
+    area : float64 (ny, nx)
+        |det dq/dp| of the interpolated map in the middle of the cell.
+    outside : bool (ny, nx)
+        No pixel of the cell can lie in the source.
+    """
+
+    def __init__(self, evaluate: Evaluate, shape: tuple[int, int], source_shape: tuple[int, int], h: int) -> None:
+        ny, nx = _cell_counts(shape, h)
+        x, y = np.meshgrid((np.arange(2 * nx + 5) - 2) * h / 2, (np.arange(2 * ny + 5) - 2) * h / 2)
+        q = np.stack(evaluate(x, y))
+        self.nodes = np.ascontiguousarray(q[:, ::2, ::2])
+        fine = q[:, 2:-2, 2:-2]
+        self.offset = fine - np.stack([x, y])[:, 2:-2, 2:-2]
+        around = np.lib.stride_tricks.sliding_window_view(self.nodes, (4, 4), axis=(1, 2))
+        exact = np.lib.stride_tricks.sliding_window_view(fine, (3, 3), axis=(1, 2))[:, ::2, ::2]
+        with np.errstate(invalid="ignore"):
+            guess = np.einsum("ai,bj,cyxij->cyxab", _HALF, _HALF, around)
+            error = np.sqrt(((guess - exact) ** 2).sum(axis=0)).max(axis=(2, 3))
+            self.error = np.where(np.isfinite(error), error, np.inf)
+            middle = np.array([1.0, -27.0, 27.0, -1.0]) / 24  # derivative of the cubic at the middle, per cell
+            d = [np.einsum("i,j,cyxij->cyx", *w, around) / h for w in ((_HALF[1], middle), (middle, _HALF[1]))]
+            self.area = np.abs(d[0][0] * d[1][1] - d[0][1] * d[1][0])
+        self.outside = _outside(exact, source_shape)
+
+
+def _outside(exact: np.ndarray, source_shape: tuple[int, int]) -> np.ndarray:
+    """Cells whose 3 x 3 exact positions (2, ny, nx, 3, 3) say that none of their pixels can lie in the source.
+
+    Either all are finite and their bounding box, grown by its own size, misses the source; or there is no map at any
+    of them nor of the neighbouring cells'.
+    """
+    low, high = exact.min(axis=(3, 4)), exact.max(axis=(3, 4))  # NaN where one is NaN
+    size = high - low
+    n = np.array(source_shape[::-1], float)[:, None, None]
+    with np.errstate(invalid="ignore"):
+        misses = ((high + size < -0.5) | (low - size > n - 0.5)).any(axis=0)
+    empty = np.pad(np.isnan(exact).any(axis=0).all(axis=(2, 3)), 1, constant_values=True)
+    return misses | np.lib.stride_tricks.sliding_window_view(empty, (3, 3)).all(axis=(2, 3))
+
+
+def _cell_counts(shape: tuple[int, int], h: int) -> tuple[int, int]:
+    return -(-shape[0] // h), -(-shape[1] // h)
+
+
+def _pixels_in_cells(shape: tuple[int, int], h: int) -> np.ndarray:
+    """int (ny, nx): pixels of the target in each cell."""
+    sides = [np.minimum(h, n - h * np.arange(k)) for n, k in zip(shape, _cell_counts(shape, h), strict=True)]
+    return np.outer(*sides)
+
+
+def _exact_cells(evaluate: Evaluate, rows: np.ndarray, columns: np.ndarray, h: int) -> np.ndarray:
+    """Exact x, y and area of every pixel of the given cells: float64 (n, 3, h, h)."""
+    out = np.full((rows.size, 3, h, h), np.nan)
+    side = np.arange(-1, h + 1)
+    per_call = max(1, (1 << 20) // (h + 2) ** 2)
+    for start in range(0, rows.size, per_call):
+        part = slice(start, start + per_call)
+        y, x = np.broadcast_arrays(
+            (rows[part, None] * h + side)[:, :, None], (columns[part, None] * h + side)[:, None, :]
+        )
+        q = np.stack(evaluate(x, y), axis=1)
+        out[part, :2] = q[:, :, 1:-1, 1:-1]
+        dy, dx = _slope(q, 2)[..., 1:-1], _slope(q, 3)[:, :, 1:-1]
+        out[part, 2] = np.abs(dx[:, 0] * dy[:, 1] - dx[:, 1] * dy[:, 0])
+    return out
+
+
+def _slope(q: np.ndarray, axis: int) -> np.ndarray:
+    """Central differences along an axis; one-sided where the other neighbour has no map or lies beyond a seam."""
+    step = np.diff(q, axis=axis)
+    before, after = np.take(step, range(step.shape[axis] - 1), axis), np.take(step, range(1, step.shape[axis]), axis)
+    a, b = (np.nan_to_num((s**2).sum(axis=1, keepdims=True), nan=np.inf) for s in (before, after))
+    return np.where(b > 9 * a, before, np.where(a > 9 * b, after, (before + after) / 2))
+
+
+def _whole_shift(grid: _CheckedGrid, tolerance: float) -> tuple[int, int] | None:
+    """(sy, sx) when the exact map is a shift by whole pixels within the tolerance at every checked point."""
+    sx, sy = np.rint(grid.offset[:, 0, 0])
+    gap = np.abs(grid.offset - np.array([sx, sy])[:, None, None]).max()
+    return (int(sy), int(sx)) if gap <= tolerance else None
