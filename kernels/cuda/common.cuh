@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What every .cuh stands on. Compiles with nvcc, NVRTC and a plain host compiler; includes no CUDA header.
+#pragma once
+
+#ifdef __CUDACC__
+#define HD __host__ __device__ __forceinline__
+#else
+#include <cmath>
+#define HD inline
+#endif
+
+template <typename T>
+HD T minimum(T a, T b) { return b < a ? b : a; }
+
+template <typename T>
+HD T maximum(T a, T b) { return a < b ? b : a; }
+
+// i moved into [low, high].
+HD int clampi(int i, int low, int high) { return minimum(maximum(i, low), high); }
+
+// Neither NaN nor infinite; needs no math header and holds as long as nothing is built with fast maths.
+HD bool finite(float v) { return v - v == 0.0f; }
+HD bool finite(double v) { return v - v == 0.0; }
+
+HD float quiet_nan()
+{
+#ifdef __CUDA_ARCH__
+    return __int_as_float(0x7fc00000);
+#else
+    return NAN;
+#endif
+}
+
+// Any of `bits` is set in the mask value.
+HD bool flagged(int mask, int bits) { return (mask & bits) != 0; }
