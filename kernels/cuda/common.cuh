@@ -19,8 +19,8 @@ HD T maximum(T a, T b) { return a < b ? b : a; }
 HD int clampi(int i, int low, int high) { return minimum(maximum(i, low), high); }
 
 // Neither NaN nor infinite; needs no math header and holds as long as nothing is built with fast maths.
-HD bool finite(float v) { return v - v == 0.0f; }
-HD bool finite(double v) { return v - v == 0.0; }
+HD bool is_finite(float v) { return v - v == 0.0f; }
+HD bool is_finite(double v) { return v - v == 0.0; }
 
 HD float quiet_nan()
 {

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The devices that share one piece of work: CUDA devices, or threads that stand for devices on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skydelta.errors import DeviceError
+from skydelta.kernels.backend import Array, Backend, backend_of, cuda_device_count, cupy
+
+SHARE = 0.8
+"""Part of the memory that one piece of work may plan with."""
+
+
+@dataclass(frozen=True)
+class DeviceSet:
+    """Devices in a fixed order.
+
+    Attributes
+    ----------
+    devices : tuple of Backend
+        One kind; on a CPU, as many times the CPU as devices are simulated.
+    """
+
+    devices: tuple[Backend, ...]
+
+    @classmethod
+    def of(cls, backend: Backend, count: int = 1) -> DeviceSet:
+        """``count`` devices, beginning with ``backend``.
+
+        Raises
+        ------
+        DeviceError
+            There are not as many CUDA devices.
+        """
+        if not backend.is_gpu:
+            return cls((backend,) * count)
+        present, _ = cuda_device_count()
+        if backend.index + count > present:
+            raise DeviceError(f"{count} CUDA devices from {backend.name} asked for, but there are {present}")
+        return cls(tuple(Backend("cuda", backend.index + i, backend.asked) for i in range(count)))
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def bands(self, count: int) -> list[range]:
+        """``count`` pieces of work in contiguous bands, one for each device."""
+        return [range(count * i // len(self), count * (i + 1) // len(self)) for i in range(len(self))]
+
+    def memory_budget(self) -> int:
+        """Bytes that each device may plan with."""
+        return min(_memory(device) for device in self.devices) // (1 if self.devices[0].is_gpu else len(self))
+
+
+def _memory(device: Backend) -> int:
+    if not device.is_gpu:
+        return int(SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with cupy().cuda.Device(device.index):
+        free, _ = cupy().cuda.runtime.memGetInfo()
+        return int(SHARE * (free + cupy().get_default_memory_pool().free_bytes()))
+
+
+@contextlib.contextmanager
+def active(device: Backend, stream: Any = None) -> Iterator[None]:
+    """Make a device current, and a stream of it."""
+    if not device.is_gpu:
+        yield
+        return
+    with cupy().cuda.Device(device.index), stream or contextlib.nullcontext():
+        yield
+
+
+def streams(device: Backend, count: int) -> list[Any]:
+    """Streams that run side by side; on the CPU, None for each."""
+    if not device.is_gpu:
+        return [None] * count
+    with active(device):
+        return [cupy().cuda.Stream(non_blocking=True) for _ in range(count)]
+
+
+def copy_to(array: Array, device: Backend) -> Array:
+    """``array`` on ``device``, C-contiguous; between CUDA devices without the host."""
+    source = backend_of(array)
+    if not (device.is_gpu and source.is_gpu and source.index != device.index):
+        return device.asarray(array)
+    with active(source):
+        array = cupy().ascontiguousarray(array)
+        cupy().cuda.get_current_stream().synchronize()
+    with active(device):
+        copy = cupy().array(array)
+        cupy().cuda.get_current_stream().synchronize()  # before the source may be freed
+        return copy
+
+
+def capture(device: Backend, function: Callable[[], None]) -> Callable[[], None]:
+    """Record the launches of a function once, to replay them without the cost of launching each.
+
+    The function must work on arrays that stay alive, allocate nothing that outlives it and wait for nothing. It runs
+    once before it is recorded, so that everything it needs is compiled. On the CPU it is returned as it is.
+    """
+    if not device.is_gpu:
+        return function
+    (stream,) = streams(device, 1)
+    with active(device, stream):
+        function()
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            function()
+        finally:
+            graph = stream.end_capture()
+
+    def replay() -> None:
+        with active(device, stream):
+            graph.launch(stream)
+            stream.synchronize()
+
+    return replay

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One operation on several devices: tiles in contiguous bands, sums in a fixed order.
+
+Results do not depend on the number of devices nor on the order in which they finish: a tile's pixels depend only on
+the tile, and partial sums are added along a tree whose shape is the number of tiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.devices import DeviceSet, active, copy_to, streams
+from skydelta.kernels.core.tiles import Tile, TileGrid
+
+TileFunction = Callable[..., Any]
+"""``function(tile, *cuts)``; each cut is an input's ``tile.halo`` on the device of the tile."""
+
+
+def map_tiles(
+    function: TileFunction, inputs: Sequence[Array], grid: TileGrid, devices: DeviceSet, dtype: Any = np.float32
+) -> Array:
+    """Fill an image tile by tile.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(tile, *cuts)`` returns the pixels of ``tile.core``.
+    inputs : sequence of (H, W) arrays
+        On the host or on a device; cut to ``tile.halo``.
+    grid : TileGrid
+        Over the output, whose shape is that of the inputs.
+    devices : DeviceSet
+    dtype
+        Of the output.
+
+    Returns
+    -------
+    (H, W) array
+        Where the first input is.
+    """
+    home = backend_of(inputs[0])
+    with active(home):
+        out = home.xp.empty(grid.shape, dtype)
+
+    def store(tile: Tile, core: Array) -> None:
+        with active(home):
+            out[tile.core.slices] = copy_to(core, home)
+
+    _each_tile(function, inputs, grid, devices, store)
+    home.synchronize()
+    return out
+
+
+def reduce_tiles(function: TileFunction, inputs: Sequence[Array], grid: TileGrid, devices: DeviceSet) -> np.ndarray:
+    """Sum over tiles, on the host.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(tile, *cuts)`` returns the tile's small array of partial sums (float64).
+    inputs, grid, devices
+        As in `map_tiles`.
+
+    Returns
+    -------
+    array
+        Of the shape that the function returns.
+    """
+    partial: dict[tuple[int, int], np.ndarray] = {}
+
+    def store(tile: Tile, value: Array) -> None:
+        partial[tile.row, tile.column] = to_host(value)
+
+    _each_tile(function, inputs, grid, devices, store)
+    return tree_sum([partial[key] for key in sorted(partial)])
+
+
+def tree_sum(terms: Sequence[np.ndarray]) -> np.ndarray:
+    """Pairwise sum; the order is given by the number of terms alone."""
+    level = list(terms)
+    while len(level) > 1:
+        pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+def exchange_halos(bands: Sequence[Array], halo: int) -> None:
+    """Refresh the rows that neighbouring bands of one image share, in place.
+
+    Parameters
+    ----------
+    bands : sequence of (h_i + 2 halo, W) arrays
+        From top to bottom, each on its own device, ``halo`` rows above and below its own; h_i >= halo. The outermost
+        rows of the first and last band lie outside the image and are left alone.
+    halo : int
+    """
+    for above, below in itertools.pairwise(bands):
+        up, down = backend_of(above), backend_of(below)
+        with active(down):
+            below[:halo] = copy_to(above[above.shape[0] - 2 * halo : above.shape[0] - halo], down)
+        with active(up):
+            above[above.shape[0] - halo :] = copy_to(below[halo : 2 * halo], up)
+
+
+def _each_tile(
+    function: TileFunction,
+    inputs: Sequence[Array],
+    grid: TileGrid,
+    devices: DeviceSet,
+    store: Callable[[Tile, Array], None],
+) -> None:
+    tiles = list(grid)
+    for source in inputs:
+        backend_of(source).synchronize()
+
+    def work(device: Backend, band: range) -> None:
+        # Two streams: a tile is sent and computed while the one before it is fetched.
+        alternate = streams(device, 2)
+        waiting: tuple[Any, Tile, Array] | None = None
+        for i in band:
+            stream, tile = alternate[i % 2], tiles[i]
+            with active(device, stream):
+                cuts = [copy_to(source[tile.halo.slices], device) for source in inputs]
+                result = function(tile, *cuts)
+            if waiting:
+                _fetch(device, *waiting, store)
+            waiting = stream, tile, result
+        if waiting:
+            _fetch(device, *waiting, store)
+
+    jobs = [(device, band) for device, band in zip(devices.devices, devices.bands(len(tiles)), strict=True) if band]
+    if len(jobs) == 1:
+        work(*jobs[0])
+        return
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for done in [pool.submit(work, *job) for job in jobs]:
+            done.result()
+
+
+def _fetch(device: Backend, stream: Any, tile: Tile, result: Array, store: Callable[[Tile, Array], None]) -> None:
+    if stream is not None:
+        stream.synchronize()
+    with active(device, stream):
+        store(tile, result)
