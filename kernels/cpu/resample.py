@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
-from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, TAPS, MaskBits
+from skydelta.kernels.cpu.jit import inline, parallel, prange
+from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, MaskBits
 
 POLE = math.sqrt(3.0) - 2.0
 """Pole of the cubic B-spline prefilter (Unser 1999)."""
@@ -97,7 +97,7 @@ def gather(
     v_in, _ = _planes(variance, None)
     v_out, _ = _planes(variance_out, None)
     _gather(
-        values, v_in, work, nodes, cells, exact, exact.shape[2], method, TAPS[method], flux,
+        values, v_in, work, nodes, cells, exact, exact.shape[2], method, flux,
         np.array(bits, np.int32), image_out, v_out, mask_out, weight_out,
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
@@ -244,52 +244,72 @@ def _lagrange(t, w, d):
 
 @inline
 def _bspline(f, b):
-    """Cubic B-spline weights of the coefficients at -1, 0, 1, 2 for fraction f."""
-    g = 1.0 - f
-    b[0] = g * g * g / 6.0
-    b[1] = 2.0 / 3.0 - 0.5 * f * f * (2.0 - f)
-    b[2] = 2.0 / 3.0 - 0.5 * g * g * (2.0 - g)
-    b[3] = f * f * f / 6.0
+    """Cubic B-spline weights (n, 4) of the coefficients at -1, 0, 1, 2 for fractions f (n,)."""
+    for i in range(f.size):
+        t, g = f[i], 1.0 - f[i]
+        b[i, 0] = g * g * g / 6.0
+        b[i, 1] = 2.0 / 3.0 - 0.5 * t * t * (2.0 - t)
+        b[i, 2] = 2.0 / 3.0 - 0.5 * g * g * (2.0 - g)
+        b[i, 3] = t * t * t / 6.0
 
 
 @inline
-def _pixel_weights(method, f, w):
-    """Weights of source pixels along one axis; bspline3: the cardinal spline, its tails in the outer taps' size."""
-    if method == _NEAREST:
-        w[0] = 1.0
-    elif method == _BILINEAR:
-        w[0] = 1.0 - f
-        w[1] = f
-    elif method == _BSPLINE3:
-        z, root3 = POLE, math.sqrt(3.0)
-        _bspline(f, w)
-        b0, b1, b2, b3 = w[0], w[1], w[2], w[3]
-        w[1] = root3 * (b0 + z * (b1 + z * (b2 + z * b3)))
-        w[2] = root3 * (b1 + z * (b0 + b2 + z * b3))
-        w[3] = root3 * (b2 + z * (b1 + b3 + z * b0))
-        w[4] = root3 * (b3 + z * (b2 + z * (b1 + z * b0)))
-        tail = z / math.sqrt(1.0 - z * z)  # the squares of all further taps, a geometric series, in one
-        w[0] = tail * w[1]
-        w[5] = tail * w[4]
-    else:
-        if f < 1e-6 or f > 1.0 - 1e-6:
-            for k in range(6):
-                w[k] = 0.0
-            w[2 if f < 0.5 else 3] = 1.0
-            return
+def _cardinal(b, w):
+    """Cardinal spline weights (n, 6) of the pixels at -2 ... 3 from the B-spline weights (n, 4).
+
+    The outer two stand for all pixels further out: their squares are the sums of those squares, geometric series.
+    """
+    z, root3, tail = POLE, math.sqrt(3.0), POLE / math.sqrt(1.0 - POLE * POLE)
+    for i in range(b.shape[0]):
+        b0, b1, b2, b3 = b[i, 0], b[i, 1], b[i, 2], b[i, 3]
+        w[i, 1] = root3 * (b0 + z * (b1 + z * (b2 + z * b3)))
+        w[i, 2] = root3 * (b1 + z * (b0 + b2 + z * b3))
+        w[i, 3] = root3 * (b2 + z * (b1 + b3 + z * b0))
+        w[i, 4] = root3 * (b3 + z * (b2 + z * (b1 + z * b0)))
+        w[i, 0] = tail * w[i, 1]
+        w[i, 5] = tail * w[i, 4]
+
+
+@inline
+def _lanczos(f, w):
+    """Lanczos3 weights (n, 6) of the pixels at -2 ... 3, normalised to sum 1.
+
+    sin(pi (t + k)) is +-sin(pi t), and sin(pi (t + k) / 3) a rotation of (sin, cos)(pi t / 3) by a constant angle.
+    """
+    for i in range(f.size):
+        s, s3, c3 = math.sin(math.pi * f[i]), math.sin(math.pi * f[i] / 3.0), math.cos(math.pi * f[i] / 3.0)
         total = 0.0
-        s = math.sin(math.pi * f)
         for k in range(6):
-            t = f + 2.0 - k
-            w[k] = s * math.sin(math.pi * t / 3.0) / (t * t) * (1.0 if k % 2 == 0 else -1.0)
-            total += w[k]
+            t = f[i] + (2 - k)
+            angle = math.pi * (2 - k) / 3.0
+            sign = 1.0 if k % 2 == 0 else -1.0
+            at_pixel = abs(t) < 1e-6
+            a = sign * s * (s3 * math.cos(angle) + c3 * math.sin(angle)) / (1.0 if at_pixel else t * t)
+            w[i, k] = math.pi * math.pi / 3.0 if at_pixel else a
+            total += w[i, k]
         for k in range(6):
-            w[k] /= total
+            w[i, k] /= total
+
+
+@inline
+def _weights(method, f, b, w):
+    """Weights of coefficients (b, only bspline3) and of pixels (w), lowest first, for fractions f (n,)."""
+    if method == _NEAREST:
+        w[:, 0] = 1.0
+    elif method == _BILINEAR:
+        for i in range(f.size):
+            w[i, 0] = 1.0 - f[i]
+            w[i, 1] = f[i]
+    elif method == _BSPLINE3:
+        _bspline(f, b)
+        _cardinal(b, w)
+    else:
+        _lanczos(f, w)
 
 
 @parallel
 def _gather(
-    values, variance, work, nodes, cells, exact, spacing, method, taps, flux, bits,
+    values, variance, work, nodes, cells, exact, spacing, method, flux, bits,
     image_out, variance_out, mask_out, weight_out,
 ):  # fmt: skip
     h, w = image_out.shape
@@ -297,120 +317,140 @@ def _gather(
     for t in range(spacing):
         _lagrange(t / spacing, basis[0, t], basis[1, t])
     for y in prange(h):
-        row = np.empty((4, 4))  # x, y, dx/dy, dy/dy of the four nodes around a cell, at this row
-        scratch = np.empty((4, 6))
+        row = np.empty((4, 4))
+        at = np.empty((5, spacing))
+        taps = np.empty((4, spacing, 6))
+        i = y // spacing
         for j in range(cells.shape[1]):
-            i = y // spacing
-            cell = cells[i, j]
             x0, x1 = j * spacing, min((j + 1) * spacing, w)
-            ty = y - i * spacing
-            if cell == CELL_INTERPOLATED:
-                _collapse(nodes, i, j, basis[0, ty], basis[1, ty], row)
-            for x in range(x0, x1):
-                tx = x - x0
-                area = 1.0
-                if cell == CELL_INTERPOLATED:
-                    qx, qy, area = _evaluate(row, basis[0, tx], basis[1, tx], spacing, flux)
-                elif cell == CELL_OUTSIDE:
-                    qx = qy = np.nan
-                else:
-                    qx, qy = exact[cell, 0, ty, tx], exact[cell, 1, ty, tx]
-                    if flux:
-                        area = exact[cell, 2, ty, tx]
-                a, v, m, g = _pixel(values, variance, work, qx, qy, method, taps, bits, scratch)
-                image_out[y, x] = a * area
-                if variance.size:
-                    variance_out[y, x] = v * area * area
-                mask_out[y, x] = m
-                weight_out[y, x] = g
+            _positions(nodes, cells[i, j], exact, i, j, y - i * spacing, basis, flux, row, at)
+            planes = image_out[y, x0:x1], variance_out[y : y + 1, x0:x1], mask_out[y, x0:x1], weight_out[y, x0:x1]
+            _strip(values, variance, work, method, bits, at, taps, *planes)
 
 
 @inline
-def _collapse(nodes, i, j, wy, dy, row):
-    """Interpolate the 4 x 4 nodes of cell (i, j) along y."""
-    for k in range(4):
-        for axis in range(2):
-            value = slope = 0.0
-            for n in range(4):
-                q = nodes[axis, i + n, j + k]
-                value += wy[n] * q
-                slope += dy[n] * q
-            row[axis, k] = value
-            row[2 + axis, k] = slope
-
-
-@inline
-def _evaluate(row, wx, dx, spacing, flux):
-    """Source position and, for flux, the area of a target pixel in source pixels."""
-    qx = qy = 0.0
-    for k in range(4):
-        qx += wx[k] * row[0, k]
-        qy += wx[k] * row[1, k]
-    area = 1.0
-    if flux:
-        xx = yx = xy = yy = 0.0
+def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
+    """Source x, y and area ratio (rows of ``at``) along row ty of cell (i, j)."""
+    spacing = at.shape[1]
+    if cell == CELL_INTERPOLATED:
         for k in range(4):
-            xx += dx[k] * row[0, k]
-            yx += dx[k] * row[1, k]
-            xy += wx[k] * row[2, k]
-            yy += wx[k] * row[3, k]
-        area = abs(xx * yy - xy * yx) / (spacing * spacing)
-    return qx, qy, area
-
-
-@serial
-def _pixel(values, variance, work, qx, qy, method, taps, bits, scratch):
-    """Image, variance, mask and weight at one source position."""
-    h, w = values.shape
-    if not (-0.5 <= qx <= w - 0.5 and -0.5 <= qy <= h - 0.5):
-        return np.nan, np.nan, bits[3], 0.0
-    if method == _NEAREST:
-        qx, qy = min(math.floor(qx + 0.5), w - 1.0), min(math.floor(qy + 0.5), h - 1.0)
-    ix, iy = math.floor(qx), math.floor(qy)
-    fx, fy = qx - ix, qy - iy
-    wx, wy = scratch[0], scratch[1]
-    _pixel_weights(method, fx, wx)
-    _pixel_weights(method, fy, wy)
-    left, top = ix - (taps - 1) // 2, iy - (taps - 1) // 2
-    inside = left >= 0 and top >= 0 and left + taps <= w and top + taps <= h
-
-    value = 0.0
-    if method == _BSPLINE3:
-        bx, by = scratch[2], scratch[3]
-        _bspline(fx, bx)
-        _bspline(fy, by)
-        for n in range(4):
-            yy = _mirror(iy - 1 + n, h)
-            s = 0.0
-            for k in range(4):
-                s += bx[k] * values[yy, _mirror(ix - 1 + k, w)]
-            value += by[n] * s
+            for axis in range(2):
+                value = slope = 0.0
+                for n in range(4):
+                    q = nodes[axis, i + n, j + k]
+                    value += basis[0, ty, n] * q
+                    slope += basis[1, ty, n] * q
+                row[axis, k] = value
+                row[2 + axis, k] = slope
+        for x in range(spacing):
+            a, d = basis[0, x], basis[1, x]
+            at[0, x] = a[0] * row[0, 0] + a[1] * row[0, 1] + a[2] * row[0, 2] + a[3] * row[0, 3]
+            at[1, x] = a[0] * row[1, 0] + a[1] * row[1, 1] + a[2] * row[1, 2] + a[3] * row[1, 3]
+            at[2, x] = 1.0
+            if flux:
+                xx = d[0] * row[0, 0] + d[1] * row[0, 1] + d[2] * row[0, 2] + d[3] * row[0, 3]
+                yx = d[0] * row[1, 0] + d[1] * row[1, 1] + d[2] * row[1, 2] + d[3] * row[1, 3]
+                xy = a[0] * row[2, 0] + a[1] * row[2, 1] + a[2] * row[2, 2] + a[3] * row[2, 3]
+                yy = a[0] * row[3, 0] + a[1] * row[3, 1] + a[2] * row[3, 2] + a[3] * row[3, 3]
+                at[2, x] = abs(xx * yy - xy * yx) / (spacing * spacing)
+    elif cell == CELL_OUTSIDE:
+        at[:3] = np.nan
     else:
-        for n in range(taps):
-            yy = _mirror(top + n, h)
-            s = 0.0
-            for k in range(taps):
-                s += wx[k] * values[yy, _mirror(left + k, w)]
-            value += wy[n] * s
-
-    if inside:
-        v = 0.0
-        m = np.int32(0)
-        for n in range(taps):
-            s = 0.0
-            for k in range(taps):
-                m |= work[top + n, left + k]
-                if variance.size:
-                    s += wx[k] * wx[k] * variance[top + n, left + k]
-            v += wy[n] * wy[n] * s
-        if m == 0:
-            return value, v, m, 1.0
-    return _flagged(value, variance, work, wx, wy, fx, fy, left, top, taps, bits)
+        at[:3] = exact[cell, :, ty]
+        if not flux:
+            at[2] = 1.0
 
 
-@serial
-def _flagged(value, variance, work, wx, wy, fx, fy, left, top, taps, bits):
-    """The same near unusable pixels, flags or the border: what was lost, and what must be said about it."""
+@inline
+def _strip(values, variance, work, method, bits, at, taps, image_out, variance_out, mask_out, weight_out):
+    """All planes of one row of a cell; ``variance_out`` is (0 or 1, n)."""
+    h, w = values.shape
+    size = _size(method)
+    for x in range(at.shape[1]):
+        qx, qy = at[0, x], at[1, x]
+        if not (-0.5 <= qx <= w - 0.5 and -0.5 <= qy <= h - 0.5):
+            qx = qy = 0.0
+            at[2, x] = np.nan
+        if method == _NEAREST:
+            qx, qy = min(np.floor(qx + 0.5), w - 1.0), min(np.floor(qy + 0.5), h - 1.0)
+        at[0, x], at[1, x] = np.floor(qx), np.floor(qy)
+        at[3, x], at[4, x] = qx - at[0, x], qy - at[1, x]
+    fx, fy = at[3], at[4]
+    bx, by, wx, wy = taps[0], taps[1], taps[2], taps[3]
+    _weights(method, fx, bx, wx)
+    _weights(method, fy, by, wy)
+    for x in range(image_out.size):
+        value, v, flags, kept = np.nan, np.nan, bits[3], 0.0
+        if not math.isnan(at[2, x]):
+            ix, iy = int(at[0, x]), int(at[1, x])
+            left, top = ix - (size - 1) // 2, iy - (size - 1) // 2
+            inside = left >= 0 and top >= 0 and left + size <= w and top + size <= h
+            if method == _BSPLINE3:
+                value = _sum(values, iy, ix, by[x], bx[x], inside, 4)
+            elif method == _LANCZOS3:
+                value = _sum(values, iy, ix, wy[x], wx[x], inside, 6)
+            else:
+                value = _sum(values, iy, ix, wy[x], wx[x], inside, size)
+            v, flags, kept = 0.0, np.int32(0), 1.0
+            if inside:
+                if size == 6:  # a constant size is a loop without a counter
+                    v, flags = _squared_sum(variance, work, top, left, wy[x], wx[x], 6)
+                else:
+                    v, flags = _squared_sum(variance, work, top, left, wy[x], wx[x], size)
+            if flags != 0 or not inside:
+                v, flags, kept = _impaired(variance, work, wx[x], wy[x], fx[x], fy[x], left, top, size, bits)
+                if math.isnan(v):
+                    value = np.nan
+        area = at[2, x]
+        image_out[x] = value * area
+        if variance_out.size:
+            variance_out[0, x] = v * area * area
+        mask_out[x] = flags
+        weight_out[x] = kept
+
+
+@inline
+def _size(method):
+    """Side of the footprint on pixels, as `TAPS`."""
+    return 1 if method == _NEAREST else 2 if method == _BILINEAR else 6
+
+
+@inline
+def _sum(plane, iy, ix, wy, wx, inside, size):
+    """Weighted sum over size x size pixels around the fraction above (iy, ix), mirrored at the border."""
+    top, left = iy - (size - 1) // 2, ix - (size - 1) // 2
+    total = 0.0
+    for n in range(size):
+        s = 0.0
+        if inside:
+            for k in range(size):
+                s += wx[k] * plane[top + n, left + k]
+        else:
+            y = _mirror(top + n, plane.shape[0])
+            for k in range(size):
+                s += wx[k] * plane[y, _mirror(left + k, plane.shape[1])]
+        total += wy[n] * s
+    return total
+
+
+@inline
+def _squared_sum(variance, work, top, left, wy, wx, size):
+    """Sum of squared weights times variance, and all flags, over size x size pixels inside the image."""
+    total = 0.0
+    flags = np.int32(0)
+    for n in range(size):
+        s = 0.0
+        for k in range(size):
+            flags |= work[top + n, left + k]
+            if variance.size:
+                s += wx[k] * wx[k] * variance[top + n, left + k]
+        total += wy[n] * wy[n] * s
+    return total, flags
+
+
+@inline
+def _impaired(variance, work, wx, wy, fx, fy, left, top, taps, bits):
+    """Variance, mask and weight near unusable pixels, flags or the border; NaN when too much weight is lost."""
     h, w = work.shape
     grow, no_data, edge, interp = bits[1], bits[3], bits[4], bits[5]
     inner = (taps - 1) // 2
@@ -442,8 +482,8 @@ def _flagged(value, variance, work, wx, wy, fx, fy, left, top, taps, bits):
                 m |= f if 0 <= n - inner <= 1 and 0 <= k - inner <= 1 else f & grow
     m &= np.int32(0x7FFFFFFF)
     if lost > 0.5 * total or kept2 == 0.0:
-        return np.nan, np.nan, m | no_data, 1.0 - lost / total
-    return value, v * total2 / kept2, m, 1.0 - lost / total
+        return np.nan, m | no_data, 1.0 - lost / total
+    return v * total2 / kept2, m, 1.0 - lost / total
 
 
 @inline

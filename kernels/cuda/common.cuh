@@ -4,9 +4,13 @@
 
 #ifdef __CUDACC__
 #define HD __host__ __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define KEEP_LOOP _Pragma("unroll 1")
 #else
 #include <cmath>
 #define HD inline
+#define UNROLL
+#define KEEP_LOOP
 #endif
 
 template <typename T>
