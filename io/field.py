@@ -27,6 +27,11 @@ class Domain:
     def of(cls, shape: tuple[int, int]) -> Domain:
         return cls((int(shape[0]), int(shape[1])))
 
+    @property
+    def centre(self) -> tuple[float, float]:
+        """(x, y) of the middle of the full image, in the array whose positions are given."""
+        return (self.shape[1] - 1) / 2 - self.origin[1], (self.shape[0] - 1) / 2 - self.origin[0]
+
     def uv(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x, y = np.asarray(x, float) + self.origin[1], np.asarray(y, float) + self.origin[0]
         return (2 * x + 1) / self.shape[1] - 1, (2 * y + 1) / self.shape[0] - 1

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Normal equations of a spatially varying kernel fit, factorised by stamps (Alard & Lupton 1998; Alard 2000).
+
+Within a stamp the spatial polynomial is constant, so each stamp is summed once into Q_s (basis by basis), r_s and
+y_s, and the system is A = sum_s (phi_s phi_s^T) kron Q_s. Rejecting a stamp touches no pixel again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import linalg
+
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
+
+BASIS = register(
+    KernelSpec(
+        name="stamp_basis",
+        twin="skydelta.kernels.cpu.normal_equations:stamp_basis",
+        launch="skydelta.kernels.cuda.normal_equations:stamp_basis",
+        reference="skydelta.kernels.cpu.reference_normal_equations:stamp_basis",
+        entries=(CudaEntry("normal_equations.cu", "stamp_basis"),),
+        halo="half the kernel's side, held in the stamps",
+        bytes_per_pixel=8.0,
+        tolerance=Tolerance(1e-12, 1e-12, "float64 sums in different order"),
+    )
+)
+
+BATCH = 64
+"""Stamps held at once: 64 x 55 planes of 31 x 31 float64 are 27 MB."""
+
+
+def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.ndarray) -> Array:
+    """Convolve stamps with separable basis functions.
+
+    C[s, b](y, x) = sum_{j, i} column_b(j) row_b(i) stamp_s(y + k - 1 - j, x + k - 1 - i): plain convolution, the
+    part where the kernel lies inside the stamp.
+
+    Parameters
+    ----------
+    stamps : float32 (n, m + k - 1, m + k - 1)
+    rows, columns : float64 (n_r, k), (n_c, k)
+        Distinct one-dimensional filters along x and y.
+    pairs : int32 (n_b, 2)
+        Row and column filter of each basis function; sorted by row filter saves work.
+
+    Returns
+    -------
+    float64 (n, n_b, m, m)
+    """
+    return implementation(BASIS, backend_of(stamps))(stamps, rows, columns, pairs)
+
+
+@dataclass(frozen=True)
+class StampSums:
+    """Per-stamp sums, all float64 on the host.
+
+    Attributes
+    ----------
+    q : (n, t, t)
+        sum w X X^T over the pixels of a stamp, X the t basis planes and background terms.
+    r : (n, t)
+        sum w X T.
+    y : (n,)
+        sum w T^2.
+    pixels : (n,)
+        Number of pixels with weight.
+    """
+
+    q: np.ndarray
+    r: np.ndarray
+    y: np.ndarray
+    pixels: np.ndarray
+
+    def chi2(self, c: np.ndarray) -> np.ndarray:
+        """sum w (T - c X)^2 of every stamp for local coefficients c (n, t)."""
+        quadratic = np.einsum("ni,nij,nj->n", c, self.q, c, optimize=True)
+        return self.y - 2 * np.einsum("ni,ni->n", c, self.r) + quadratic
+
+
+def stamp_sums(
+    stamps: Array,
+    target: Array,
+    weight: Array,
+    background: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    pairs: np.ndarray,
+    transform: np.ndarray,
+) -> StampSums:
+    """Sum every stamp into its block of the normal equations.
+
+    Parameters
+    ----------
+    stamps : float32 (n, m + k - 1, m + k - 1)
+        Of the image to convolve.
+    target, weight : float32 (n, m, m)
+        Of the other image, and inverse variance (0 for bad pixels).
+    background : float64 (n, n_q, m, m)
+        Background terms at the pixels.
+    rows, columns, pairs
+        As in `stamp_basis`.
+    transform : float64 (n_b, n_b)
+        Basis b is sum_c transform[b, c] (separable product c).
+    """
+    backend = backend_of(stamps)
+    xp = backend.xp
+    parts = []
+    t_device = backend.asarray(transform)
+    for s in range(0, stamps.shape[0], BATCH):
+        cut = slice(s, s + BATCH)
+        planes = stamp_basis(stamps[cut], rows, columns, pairs)
+        n, nb = planes.shape[:2]
+        planes = xp.matmul(t_device, planes.reshape(n, nb, -1))
+        terms = backend.asarray(background[cut]).reshape(n, background.shape[1], -1)
+        x = xp.concatenate([planes, terms], axis=1)
+        w = weight[cut].reshape(n, 1, -1).astype(np.float64)
+        t = target[cut].reshape(n, 1, -1).astype(np.float64)
+        wx = x * w
+        parts.append(
+            [
+                to_host(a)
+                for a in (
+                    xp.matmul(wx, x.transpose(0, 2, 1)),
+                    xp.matmul(wx, t.transpose(0, 2, 1))[:, :, 0],
+                    (w * t * t).sum(axis=(1, 2)),
+                    (w > 0).sum(axis=(1, 2)),
+                )
+            ]
+        )
+    q, r, y, pixels = (np.concatenate(p) for p in zip(*parts, strict=True))
+    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which products of local term and spatial term are free parameters.
+
+    Attributes
+    ----------
+    free : bool (t, n_p)
+        Local term i may vary as spatial term p; background terms vary as p = 0 only (they carry their own variation).
+    """
+
+    free: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return int(self.free.sum())
+
+    def expand(self, a: np.ndarray) -> np.ndarray:
+        """Parameter vector (size,) to the coefficient table (t, n_p)."""
+        out = np.zeros(self.free.shape)
+        out[self.free] = a
+        return out
+
+
+def assemble(sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A = sum_s (phi_s phi_s^T) kron Q_s and its right-hand side, restricted to the free parameters.
+
+    Parameters
+    ----------
+    phi : float64 (n, n_p)
+        Spatial terms at the stamps.
+    use : bool (n,)
+
+    Returns
+    -------
+    float64 (size, size), float64 (size,)
+    """
+    t, n_p = layout.free.shape
+    f, q = phi[use], sums.q[use]
+    outer = np.einsum("np,nq->npq", f, f).reshape(len(f), -1)
+    full = (outer.T @ q.reshape(len(f), -1)).reshape(n_p, n_p, t, t).transpose(2, 0, 3, 1)
+    keep = layout.free.ravel()
+    a = full.reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
+    b = (sums.r[use].T @ f).reshape(-1)[keep]
+    return a, b
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Parameters, covariance and how well determined they are."""
+
+    parameters: np.ndarray
+    covariance: np.ndarray
+    condition: float
+    rank: int
+
+
+def solve(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-13) -> Solution:
+    """Solve the symmetric system with columns scaled to unit diagonal; small eigenvalues are cut and counted.
+
+    Parameters
+    ----------
+    tolerance : float
+        Eigenvalues below this times the largest do not take part; ``rank`` tells how many did.
+    """
+    scale = np.sqrt(np.diag(a))
+    scale = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0.0)
+    values, vectors = linalg.eigh(a * scale[:, None] * scale, driver="evd")
+    keep = values > tolerance * values[-1]
+    inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].T
+    covariance = inverse * scale[:, None] * scale
+    smallest = values[0] if values[0] > 0 else values[keep][0] * tolerance
+    return Solution(covariance @ b, covariance, float(values[-1] / smallest), int(keep.sum()))
+
+
+def solve_quickly(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The parameters alone, by Cholesky with scaled columns; falls back to `solve` when not positive definite."""
+    scale = 1 / np.sqrt(np.where(np.diag(a) > 0, np.diag(a), 1.0))
+    try:
+        factor = linalg.cho_factor(a * scale[:, None] * scale, lower=True, check_finite=False)
+    except linalg.LinAlgError:
+        return solve(a, b).parameters
+    return scale * linalg.cho_solve(factor, scale * b)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whitening and matched filtering of a difference image, tile by tile in Fourier space.
+
+Array code that runs unchanged on numpy and cupy: every step is a batched FFT or one pass over the pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, Backend, backend_of
+
+SMALL = 96
+"""Least side of the arrays on which kernels alone are transformed, px."""
+
+FLOOR = 1e-2
+"""Least relative noise power: frequencies without noise are not amplified without bound."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the tiles of a batch need, float64 on the host; every stamp has odd sides and its centre in the middle.
+
+    Attributes
+    ----------
+    match : (n, kh, kw)
+        Matching kernel at the tile centre.
+    psf : (n, ph, pw)
+        PSF of the difference.
+    level_fixed, level_moved : (n,)
+        Noise variance in blank sky of the image that is not convolved, and of the one that is.
+    correlation_fixed, correlation_moved : (2 l + 1, 2 l + 1) or None
+        Noise correlation of the inputs by lag; None is white.
+    reach : int
+        Half-size of the matched filter, px.
+    """
+
+    match: np.ndarray
+    psf: np.ndarray
+    level_fixed: np.ndarray
+    level_moved: np.ndarray
+    correlation_fixed: np.ndarray | None
+    correlation_moved: np.ndarray | None
+    reach: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One batch of tiles, float32 (n, size, size), and the whitened PSF stamps, float64 (n, 2 reach + 1, ...)."""
+
+    whitened: Array
+    variance: Array
+    snr: Array
+    psf: np.ndarray
+
+
+def embed(stamps: np.ndarray, size: int) -> np.ndarray:
+    """Stamps (n, h, w) as (n, size, size) arrays with their centre at pixel (0, 0), wrapped around."""
+    n, h, w = stamps.shape
+    out = np.zeros((n, size, size))
+    out[:, :h, :w] = stamps
+    return np.roll(out, (-(h // 2), -(w // 2)), (1, 2))
+
+
+def cut(arrays: np.ndarray, half: int) -> np.ndarray:
+    """The inverse of `embed`: (n, 2 half + 1, 2 half + 1)."""
+    return np.roll(arrays, (half, half), (1, 2))[:, : 2 * half + 1, : 2 * half + 1]
+
+
+def _power(correlation: np.ndarray | None, size: int) -> np.ndarray | float:
+    """Noise power spectrum of unit variance noise on the half plane of rfft2."""
+    if correlation is None:
+        return 1.0
+    p = np.fft.rfft2(embed(correlation[None], size))[0].real
+    return np.maximum(p, FLOOR * p.max())
+
+
+@dataclass(frozen=True)
+class _Filters:
+    """Kernels on a small grid: whitening, its products and squares, in real space."""
+
+    own: np.ndarray
+    white2: np.ndarray
+    moved2: np.ndarray
+    exact_fixed: np.ndarray
+    exact_moved: np.ndarray
+
+
+def _spectrum(k: Kernels, match: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
+    """White filter on the half plane, and the two input power spectra."""
+    p_fixed, p_moved = _power(k.correlation_fixed, size), _power(k.correlation_moved, size)
+    noise = k.level_fixed[:, None, None] * p_fixed + k.level_moved[:, None, None] * np.abs(match) ** 2 * p_moved
+    noise = np.maximum(noise, FLOOR * noise.max(axis=(1, 2), keepdims=True))
+    return np.sqrt(noise[:, :1, :1] / noise), p_fixed, p_moved
+
+
+def _filters(k: Kernels, size: int) -> _Filters:
+    """All filters of a batch on a grid of ``size`` px (no image is touched)."""
+
+    def ft(a: np.ndarray) -> np.ndarray:
+        return np.fft.rfft2(a)
+
+    def back(a: np.ndarray) -> np.ndarray:
+        return np.fft.irfft2(a, (size, size))
+
+    def squared(spectrum: np.ndarray, power: np.ndarray | float) -> np.ndarray:
+        """k(u) (rho (x) k)(u): what a smooth variance is convolved with."""
+        a = back(spectrum)
+        return a * a if isinstance(power, float) else a * back(spectrum * power)
+
+    match = ft(embed(k.match, size))
+    white, p_fixed, p_moved = _spectrum(k, match, size)
+    own = cut(back(ft(embed(k.psf, size)) * white), k.reach)
+    flipped = np.conj(ft(embed(own, size)))
+    return _Filters(
+        own,
+        squared(white, p_fixed),
+        squared(white * match, p_moved),
+        squared(flipped * white, p_fixed),
+        squared(flipped * white * match, p_moved),
+    )
+
+
+def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: Kernels) -> Scored:
+    """Whiten a batch of tiles at their sky level and filter them with their own PSF.
+
+    The whitening filter is W^2 = N(0) / N, N = s_f^2 p_f + s_m^2 p_m |K|^2 (DMTN-021; subtraction.md 2.5), unchanged
+    at zero frequency. The variance of the whitened pixels and of the filter output is exact: each input variance
+    plane convolved with the square of its whole filter chain (with the input's noise correlation), so that the S/N
+    has unit variance on stars too.
+
+    Parameters
+    ----------
+    difference : float32 (n, size, size)
+        Zero where not good.
+    fixed, moved : float32 (n, size, size)
+        Variance planes of the image that was not convolved and of the one that was; zero where unusable.
+    good : bool (n, size, size)
+    k : Kernels
+    """
+    backend = backend_of(difference)
+    xp, fft = backend.xp, backend.fft
+    size = difference.shape[-1]
+    reach = k.match.shape[-1] // 2 + max(k.psf.shape[-1] // 2, k.reach)
+    small = min(size, max(SMALL, int(2 ** np.ceil(np.log2(4 * reach)))))
+    f = _filters(k, small)
+    white = _spectrum(k, np.fft.rfft2(embed(k.match, size)), size)[0]
+
+    def ft(a: Array) -> Array:
+        return fft.rfft2(a)
+
+    def back(a: Array) -> Array:
+        return fft.irfft2(a, (size, size))
+
+    def filter_of(wrapped: np.ndarray) -> Array:
+        """Spectrum at full size of a real-space kernel given wrapped on the small grid."""
+        return ft(_enlarge(backend, wrapped, size))
+
+    own = backend.asarray(embed(f.own, size), np.float32)
+    own_flipped, own2_flipped = xp.conj(ft(own)), xp.conj(ft(own * own))
+    fixed_f, moved_f = ft(fixed), ft(moved)
+    whitened = back(ft(difference) * backend.asarray(white, np.float32))
+    variance = back(filter_of(f.white2) * fixed_f + filter_of(f.moved2) * moved_f)
+    floor = xp.finfo(np.float32).tiny
+    variance = xp.maximum(variance, floor)
+    inverse = xp.where(good, 1 / variance, np.float32(0))
+    weight = back(ft(inverse) * own2_flipped)
+    exact = back(filter_of(f.exact_fixed) * fixed_f + filter_of(f.exact_moved) * moved_f)
+    plain = back(ft(variance) * own2_flipped)
+    one = np.float32(1)
+    valid = good & (weight > 0) & (exact > 0) & (plain > 0)
+    scale = xp.where(valid, weight, one) * xp.where(valid, exact, one) / xp.where(valid, plain, one)
+    snr = back(ft(whitened * inverse) * own_flipped) / xp.sqrt(scale)
+    nan = np.float32(np.nan)
+    return Scored(xp.where(good, whitened, nan), xp.where(good, variance, nan), xp.where(valid, snr, nan), f.own)
+
+
+def _enlarge(backend: Backend, wrapped: np.ndarray, size: int) -> Array:
+    """Kernels wrapped around (0, 0) of a small grid, the same on a grid of ``size``."""
+    small = wrapped.shape[1]
+    if small == size:
+        return backend.asarray(wrapped, np.float32)
+    return backend.asarray(embed(cut(wrapped, (small - 1) // 2), size), np.float32)

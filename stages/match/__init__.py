@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Match the point-spread functions of two aligned images by a spatially varying kernel."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from astropy.table import Table
+from pydantic import Field
+
+from skydelta.errors import AlgorithmError, InputError, MisalignedError
+from skydelta.io.exposure import Exposure
+from skydelta.io.field import Domain, polynomial_terms
+from skydelta.io.matchkernel import MatchKernel
+from skydelta.kernels.normal_equations import stamp_sums
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.fit import Fit, fit, layout, supported_order
+from skydelta.stages.match.registration import Registration, register_check
+from skydelta.stages.match.stamps import Selection, gather, model_weights, select
+from skydelta.stages.psf import field_fwhm
+from skydelta.stages.stars import Stars, find_stars
+
+SMALL_BASIS = (3, 1)
+"""Degrees used when the field has fewer than `FEW` stamps."""
+
+FEW = 5
+
+
+class MatchConfig(StageConfig):
+    """How the matching kernel is fitted."""
+
+    order: int = Field(2, ge=0, le=4, description="Total degree of the kernel's polynomial over the field.")
+    background_order: int = Field(2, ge=0, le=4, description="Total degree of the differential background.")
+    photometric: Literal["constant", "varying"] = Field(
+        "constant", description="Is the flux ratio one number, or a polynomial of the kernel's order?"
+    )
+    convolve: Literal["auto", "reference", "science"] = Field(
+        "auto", description="Which image is convolved; auto takes the one with the smaller FWHM."
+    )
+    kernel_half: int | None = Field(
+        None, ge=3, le=31, description="Half-size of the kernel, px; from the PSFs if unset."
+    )
+    stamp_half: int | None = Field(None, ge=6, le=40, description="Half-size of a stamp, px; from the PSFs if unset.")
+    clip: float = Field(3.0, gt=0, description="Stamps this many robust standard deviations worse than the rest go.")
+    max_shift: float = Field(
+        1.0, gt=0, description="Offset between the star lists, px, above which the images count as misaligned."
+    )
+
+
+class Match(Stage[MatchConfig]):
+    """The kernel that turns the sharper image's PSF and flux scale into the other's, and the background between them.
+
+    Gaussian-polynomial basis scaled to the measured widths, polynomial over the field, Kronecker normal equations in
+    float64 (Alard & Lupton 1998; Alard 2000), weights from a noise model, stamps clipped by their chi2, every fifth
+    stamp held out and its chi2 reported.
+
+    Raises
+    ------
+    InputError
+        Different shapes, or an image without variance.
+    AlgorithmError
+        No usable star (the counts are in the message).
+    """
+
+    name = "match"
+    version = 1
+    inputs = {
+        "science": Port(Exposure, "sky-subtracted science image with variance"),
+        "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
+        "science_stars": Port(Stars, "stars of the science image; found if missing", optional=True),
+        "reference_stars": Port(Stars, "stars of the reference; found if missing", optional=True),
+    }
+    outputs = {"kernel": Port(MatchKernel, "the matching kernel")}
+
+    def halo(self) -> int:
+        return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 16 + 64 * 60 * 61 * 61 * 8
+
+    def run(  # type: ignore[override]
+        self,
+        ctx: Context,
+        *,
+        science: Exposure,
+        reference: Exposure,
+        science_stars: Stars | None = None,
+        reference_stars: Stars | None = None,
+    ) -> dict[str, Any]:
+        if science.shape != reference.shape:
+            raise InputError(f"match: science is {science.shape}, reference {reference.shape}; align them first")
+        for role, exposure in (("science", science), ("reference", reference)):
+            if exposure.variance is None:
+                raise InputError(f"match: the {role} image has no variance; `read` estimates one, or give variance=")
+        stars = {
+            "science": science_stars if science_stars is not None else find_stars(science),
+            "reference": reference_stars if reference_stars is not None else find_stars(reference),
+        }
+        check = register_check(stars["science"], stars["reference"], science.shape, self.config.max_shift)
+        self._report_registration(ctx, check)
+        widths = {"science": field_fwhm(science), "reference": field_fwhm(reference)}
+        direction = self.config.convolve
+        if direction == "auto":
+            direction = "reference" if widths["reference"] <= widths["science"] else "science"
+        sharp, broad = (reference, science) if direction == "reference" else (science, reference)
+        ratio = check.flux_ratio if np.isfinite(check.flux_ratio) else 1.0
+        scale = ratio if direction == "reference" else 1 / ratio
+        other = "science" if direction == "reference" else "reference"
+        kernel = self._fit(ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale)
+        for name, value in widths.items():
+            ctx.metric(f"fwhm_{name}_px", value)
+        return {"kernel": kernel}
+
+    def _report_registration(self, ctx: Context, check: Registration) -> None:
+        ctx.metric("registration_pairs", check.pairs)
+        ctx.metric("registration_dx_px", check.dx)
+        ctx.metric("registration_dy_px", check.dy)
+        ctx.metric("registration_rms_px", check.rms)
+        if not check.judged:
+            ctx.flag("registration_unchecked", f"{check.pairs} star pairs: too few to check the alignment")
+        elif check.worst > self.config.max_shift:
+            ctx.fail(
+                "misaligned",
+                MisalignedError(
+                    f"match: the stars are offset by ({check.dx:.2f}, {check.dy:.2f}) px, up to {check.worst:.2f} px "
+                    f"in parts of the field ({check.pairs} pairs); {self.config.max_shift} px is allowed",
+                    dx=check.dx,
+                    dy=check.dy,
+                    worst=check.worst,
+                    pairs=check.pairs,
+                ),
+            )
+
+    def _fit(
+        self,
+        ctx: Context,
+        direction: str,
+        sharp: Exposure,
+        broad: Exposure,
+        stars: Stars,
+        broad_fwhm: float,
+        sharp_fwhm: float,
+        scale: float,
+    ) -> MatchKernel:
+        width = matching_width(broad_fwhm, sharp_fwhm)
+        half = self.config.kernel_half or kernel_half(width)
+        stamp = self.config.stamp_half or int(np.clip(np.ceil(3.8 * max(broad_fwhm, sharp_fwhm)), 9, 30))
+        good_sharp, good_broad = sharp.good(), broad.good()
+        chosen = select(stars, good_sharp, good_broad, stamp, half)
+        if not len(chosen):
+            lost = ", ".join(f"{v} {k}" for k, v in chosen.rejected.items())
+            raise AlgorithmError(
+                f"match: none of the {len(stars)} stars of the {direction} image can be a stamp ({lost})",
+                stars=len(stars),
+                **{k.replace(" ", "_"): v for k, v in chosen.rejected.items()},
+            )
+        fitted = ~chosen.held_out
+        order = supported_order(self.config.order, int(fitted.sum()))
+        background_order = min(self.config.background_order, supported_order(2, int(fitted.sum())))
+        if order < self.config.order:
+            ctx.flag(
+                "order_lowered", f"{int(fitted.sum())} stamps support spatial order {order}, not {self.config.order}"
+            )
+        basis = gaussian_basis(width, half, DEGREES if fitted.sum() >= FEW else SMALL_BASIS)
+        domain = Domain.of(sharp.shape)
+        weight, slope = model_weights(sharp, broad, chosen, stamp, scale, width)
+        o = np.arange(-stamp, stamp + 1)
+        psi = polynomial_terms(
+            *domain.uv(
+                chosen.x[:, None, None] + o[None, None, :] + 0 * o[None, :, None],
+                chosen.y[:, None, None] + o[None, :, None] + 0 * o[None, None, :],
+            ),
+            background_order,
+        ).transpose(1, 0, 2, 3)
+        sums = stamp_sums(
+            gather(sharp.image, chosen.x, chosen.y, stamp + half),
+            gather(broad.image, chosen.x, chosen.y, stamp),
+            weight,
+            psi,
+            basis.rows,
+            basis.columns,
+            basis.pairs,
+            basis.transform,
+        )
+        phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
+        free = layout(basis.size, psi.shape[1], order, self.config.photometric == "varying")
+        result = fit(sums, phi, free, fitted, self.config.clip)
+        kernel = _kernel(direction, basis.images(), result, chosen, order, background_order, domain)
+        _report(ctx, kernel, result, chosen, slope, width)
+        return kernel
+
+
+def _kernel(
+    direction: str,
+    images: np.ndarray,
+    result: Fit,
+    chosen: Selection,
+    order: int,
+    background_order: int,
+    domain: Domain,
+) -> MatchKernel:
+    n_b = len(images)
+    term, spatial = np.nonzero(result.layout.free)
+    names = tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True))
+    role = np.where(chosen.held_out, "held-out", np.where(result.used, "fit", "clipped"))
+    kernel = MatchKernel(
+        direction=direction,
+        basis=images,
+        coefficients=result.table[:n_b],
+        order=order,
+        background=result.table[n_b:, 0],
+        background_order=background_order,
+        domain=domain,
+        covariance=result.solution.covariance,
+        parameters=names,
+        condition=result.solution.condition,
+        rank=result.solution.rank,
+        size=result.layout.size,
+    )
+    sums = kernel.render(chosen.x, chosen.y).sum(axis=(1, 2))
+    stamps = Table(
+        {
+            "x": chosen.x.astype(float),
+            "y": chosen.y.astype(float),
+            "role": role,
+            "chi2": result.chi2,
+            "kernel_sum": sums,
+        }
+    )
+    of = {name: result.chi2[role == name] for name in ("fit", "held-out", "clipped")}
+    quality = {f"chi2_{k.replace('-', '_')}": float(np.median(v)) if len(v) else float("nan") for k, v in of.items()}
+    quality |= {f"stamps_{k.replace('-', '_')}": float(len(v)) for k, v in of.items()}
+    return MatchKernel(**{**kernel.__dict__, "stamps": stamps, "quality": quality})
+
+
+def _report(ctx: Context, kernel: MatchKernel, result: Fit, chosen: Selection, slope: float, width: float) -> None:
+    for name, value in kernel.quality.items():
+        ctx.metric(name, int(value) if name.startswith("stamps") else value)
+    ctx.metric("direction", kernel.direction)
+    ctx.metric("kernel_sum", float(kernel.at(*kernel.domain.centre).sum()))
+    ctx.metric("kernel_half_px", kernel.shape[0] // 2)
+    ctx.metric("matching_width_px", width)
+    ctx.metric("spatial_order", kernel.order)
+    ctx.metric("background_order", kernel.background_order)
+    ctx.metric("condition", kernel.condition)
+    ctx.metric("rank", kernel.rank)
+    ctx.metric("parameters", kernel.size)
+    ctx.metric("variance_slope", slope)
+    if kernel.rank < kernel.size:
+        ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
+    if result.used.sum() < FEW:
+        ctx.flag("few_stamps", f"the kernel rests on {int(result.used.sum())} stamps")

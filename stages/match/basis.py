@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Gaussian-polynomial kernel basis (Alard & Lupton 1998, equation 3), kept as products of one-dimensional filters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+DEGREES = (6, 4, 2)
+"""Polynomial degree that multiplies each Gaussian, narrow to wide: 28 + 15 + 6 = 49 terms."""
+
+RATIO = (0.5, 1.0, 2.0)
+"""Widths of the Gaussians in units of the matching width."""
+
+NARROWEST = 0.7
+"""Smallest matching width, px: below it the Gaussians are no longer sampled."""
+
+REACH = 4.5
+"""Half-width of the kernel in units of the widest Gaussian."""
+
+
+@dataclass(frozen=True)
+class GaussianBasis:
+    """Separable products and their combination into a basis whose first term carries the sum.
+
+    Attributes
+    ----------
+    rows, columns : float64 (n_r, k), (n_c, k)
+        One-dimensional filters along x and y.
+    pairs : int32 (n_b, 2)
+        Row and column filter of each product, sorted by row.
+    transform : float64 (n_b, n_b)
+        Basis b = sum_c transform[b, c] product_c: even terms have unit sum less that of term 0, odd ones sum to zero,
+        so only term 0 changes the photometric scale.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    pairs: np.ndarray
+    transform: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def half(self) -> int:
+        return self.rows.shape[1] // 2
+
+    def products(self) -> np.ndarray:
+        """The separable products: float64 (n_b, k, k)."""
+        return self.columns[self.pairs[:, 1], :, None] * self.rows[self.pairs[:, 0], None, :]
+
+    def images(self) -> np.ndarray:
+        """The basis: float64 (n_b, k, k)."""
+        return np.tensordot(self.transform, self.products(), axes=(1, 0))
+
+
+def gaussian_basis(width: float, half: int, degrees: tuple[int, ...] = DEGREES) -> GaussianBasis:
+    """Basis for a matching kernel of about this Gaussian width (px) inside 2 half + 1 px."""
+    grid = np.arange(-half, half + 1.0)
+    filters, pairs = [], []
+    for ratio, degree in zip(RATIO, degrees, strict=False):
+        t = grid / (ratio * width)
+        first = len(filters)
+        filters += [np.exp(-t * t / 2) * t**i for i in range(degree + 1)]
+        pairs += [(first + i, first + j) for i in range(degree + 1) for j in range(degree + 1 - i)]
+    bank = np.array(filters)
+    bank /= np.abs(bank).sum(axis=1, keepdims=True)
+    basis = GaussianBasis(bank, bank, np.array(pairs, np.int32), np.eye(len(pairs)))
+    sums = basis.products().sum(axis=(1, 2))
+    transform = np.eye(len(pairs))
+    even = np.abs(sums) > 1e-9 * np.abs(sums).max()
+    transform[even] /= sums[even, None]
+    transform[even & (np.arange(len(pairs)) > 0), 0] -= 1 / sums[0]
+    return GaussianBasis(bank, bank, basis.pairs, transform)
+
+
+def matching_width(broad: float, sharp: float) -> float:
+    """Gaussian width (px) that turns FWHM ``sharp`` into ``broad`` (px), not below `NARROWEST`."""
+    return max(float(np.sqrt(max(broad**2 - sharp**2, 0.0)) / 2.3548), NARROWEST)
+
+
+def kernel_half(width: float) -> int:
+    """Half-size (px) that holds the kernel's energy."""
+    return int(np.clip(np.ceil(REACH * RATIO[-1] * width), 7, 31))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kernel fit: solve, judge every stamp, clip, repeat - on per-stamp sums, without touching pixels again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydelta.io.field import count_terms
+from skydelta.kernels.normal_equations import Layout, Solution, StampSums, assemble, solve, solve_quickly
+
+PASSES = 6
+"""Most clipping passes."""
+
+FLOOR = 0.05
+"""Smallest scatter of the per-stamp chi2 used for clipping: stamps within a few per cent are never outliers."""
+
+STAMPS_PER_TERM = 3
+"""Stamps needed for each spatial term; with fewer the order is lowered."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Solution and the judgement of every stamp.
+
+    Attributes
+    ----------
+    table : float64 (t, n_p)
+        Coefficients of local terms by spatial terms.
+    chi2 : float64 (n,)
+        Of each stamp, per pixel.
+    used : bool (n,)
+        Stamps that took part in the last solve.
+    """
+
+    solution: Solution
+    layout: Layout
+    table: np.ndarray
+    chi2: np.ndarray
+    used: np.ndarray
+
+
+def supported_order(asked: int, stamps: int) -> int:
+    """The highest spatial order up to ``asked`` that this many stamps support; 0 with any stamp at all."""
+    return max((p for p in range(asked + 1) if STAMPS_PER_TERM * count_terms(p) <= stamps), default=0)
+
+
+def layout(n_basis: int, n_background: int, order: int, varying_scale: bool) -> Layout:
+    """Free parameters: term 0 (the photometric scale) varies only when asked, background terms never."""
+    free = np.zeros((n_basis + n_background, count_terms(order)), bool)
+    free[:, 0] = True
+    free[1:n_basis] = True
+    free[0] |= varying_scale
+    return Layout(free)
+
+
+def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, clip: float) -> Fit:
+    """Fit and clip until no stamp is an outlier.
+
+    Parameters
+    ----------
+    phi : float64 (n, n_p)
+        Spatial terms at the stamps.
+    candidates : bool (n,)
+        Stamps that may take part (not held out).
+    clip : float
+        Robust standard deviations of the per-stamp chi2 above its median beyond which a stamp is dropped.
+    """
+    used = candidates.copy()
+    for _ in range(PASSES):
+        table = free.expand(solve_quickly(*assemble(sums, phi, free, used)))
+        chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
+        centre = np.median(chi2[used])
+        scatter = max(1.4826 * np.median(np.abs(chi2[used] - centre)), FLOOR * centre)
+        outlier = used & (chi2 > centre + clip * scatter)
+        left = used & ~outlier
+        if not outlier.any() or left.sum() < max(2, candidates.sum() // 2):
+            break
+        used = left
+    solution = solve(*assemble(sums, phi, free, used))
+    table = free.expand(solution.parameters)
+    chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
+    return Fit(solution, free, table, chi2, used)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Do the two images line up? Offsets between their star lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from skydelta.stages.stars import Stars
+
+SEARCH = 25.0
+"""Largest offset looked for, px."""
+
+ENOUGH = 4
+"""Pairs below which the offset is not judged."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Offset of the science stars against the reference stars.
+
+    Attributes
+    ----------
+    dx, dy : float
+        Median offset (science - reference), px; NaN when not judged.
+    worst : float
+        Largest median offset in the cells of a 3 x 3 grid (rotation, scale), px.
+    rms : float
+        Robust scatter of one axis, px.
+    pairs : int
+    flux_ratio : float
+        Median science / reference flux of the pairs; NaN when there are none.
+    """
+
+    dx: float
+    dy: float
+    worst: float
+    rms: float
+    pairs: int
+    flux_ratio: float
+
+    @property
+    def judged(self) -> bool:
+        return self.pairs >= ENOUGH
+
+
+def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tolerance: float) -> Registration:
+    """Offset between star lists of images that should share a grid.
+
+    The offset most pairs agree on within 1 px wins; stars are then paired around it.
+    """
+    s, r = (np.column_stack([t.x, t.y])[~t.saturated] for t in (science, reference))
+    fs, fr = (t.flux[~t.saturated] for t in (science, reference))
+    if not len(s) or not len(r):
+        return Registration(*[np.nan] * 4, 0, np.nan)
+    bright_s, bright_r = (np.argsort(-f, kind="stable")[:1000] for f in (fs, fr))
+    s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
+    near = cKDTree(r).query_ball_point(s, SEARCH)
+    i = np.repeat(np.arange(len(s)), [len(n) for n in near])
+    j = np.array([k for n in near for k in sorted(n)], int)
+    if not len(i):
+        return Registration(*[np.nan] * 4, 0, np.nan)
+    offsets = s[i] - r[j]
+    votes = np.array([len(n) for n in cKDTree(offsets).query_ball_point(offsets, 1.0)])
+    # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
+    best = np.lexsort((np.hypot(*offsets.T), -votes))[0]
+    centre = np.median(offsets[np.hypot(*(offsets - offsets[best]).T) < 1.0], axis=0)
+    take = np.hypot(*(offsets - centre).T) < max(tolerance, 1.5)
+    off, at = offsets[take], s[i][take]
+    dx, dy = np.median(off, axis=0)
+    rms = float(1.4826 * np.median(np.abs(off - (dx, dy))))
+    cell = (at[:, 1] * 3 // shape[0]).astype(int) * 3 + (at[:, 0] * 3 // shape[1]).astype(int)
+    medians = [np.hypot(*np.median(off[cell == c], axis=0)) for c in range(9) if (cell == c).sum() >= ENOUGH]
+    ratio = float(np.median(fs[i][take] / fr[j][take]))
+    return Registration(
+        float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which stars constrain the kernel, and their pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydelta.io.exposure import Exposure
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.stages.stars import Stars
+
+CELL = 100
+"""Side of the selection cells, px, in images of up to `MOST` cells."""
+
+MOST = 900
+"""At most this many stamps: beyond, the fit gains nothing but time."""
+
+HELD_OUT = 5
+"""Every fifth stamp takes no part in the fit."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Chosen stamp centres (integer pixels) and which are held out."""
+
+    x: np.ndarray
+    y: np.ndarray
+    held_out: np.ndarray
+    rejected: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def gather(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> Array:
+    """Windows of 2 half + 1 px around integer positions inside the plane: (n, 2 half + 1, 2 half + 1)."""
+    backend = backend_of(plane)
+    o = np.arange(-half, half + 1)
+    rows = backend.asarray(y[:, None, None] + o[None, :, None])
+    columns = backend.asarray(x[:, None, None] + o[None, None, :])
+    return plane[rows, columns]
+
+
+def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach: int) -> Selection:
+    """The best star of each cell of a grid: isolated before blended, then bright before faint.
+
+    Parameters
+    ----------
+    stars : Stars
+        Of the image to convolve.
+    good_sharp, good_broad : bool (H, W)
+        Usable pixels of the image to convolve and of the other one.
+    half : int
+        Half-size of a stamp, px.
+    reach : int
+        Half-size of the kernel, px: pixels of the convolved image are needed that far around the stamp.
+    """
+    shape = good_sharp.shape
+    x, y = np.rint(stars.x).astype(int), np.rint(stars.y).astype(int)
+    margin = half + reach
+    inside = (x >= margin) & (y >= margin) & (x < shape[1] - margin) & (y < shape[0] - margin)
+    rejected = {"edge": int((~inside).sum()), "saturated": int((inside & stars.saturated).sum())}
+    index = np.flatnonzero(inside & ~stars.saturated)
+    clean = np.zeros(0, bool)
+    if len(index):
+        bad = to_host((~gather(good_sharp, x[index], y[index], margin)).sum(axis=(1, 2)))
+        bad += to_host((~gather(good_broad, x[index], y[index], half)).sum(axis=(1, 2)))
+        clean = bad == 0
+    rejected["masked"] = int((~clean).sum())
+    index = index[clean]
+    cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / MOST))))
+    per_cell = 1 if shape[0] * shape[1] > 30 * cell**2 else 3
+    order = index[np.lexsort((index, -stars.flux[index], ~stars.isolated[index]))]
+    key = (y[order] // cell) * (shape[1] // cell + 1) + x[order] // cell
+    rank = np.zeros(len(order), int)
+    by_key = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(key[by_key]) != 0]) if len(order) else np.zeros(0, int)
+    rank[by_key] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    chosen = order[rank < per_cell]
+    rejected["fainter in cell"] = len(order) - len(chosen)
+    chosen = chosen[np.lexsort((x[chosen], y[chosen]))]
+    held = np.arange(len(chosen)) % HELD_OUT == HELD_OUT // 2
+    return Selection(
+        x[chosen], y[chosen], held if len(chosen) >= 2 * HELD_OUT else np.zeros(len(chosen), bool), rejected
+    )
+
+
+def model_weights(
+    sharp: Exposure, broad: Exposure, at: Selection, half: int, scale: float, spread: float
+) -> tuple[Array, float]:
+    """Inverse variance of the difference in each stamp from a model, never from the noisy pixels themselves.
+
+    V = v_0 + g m with v_0 the stamp's sky variance, m the expected signal (the sharp image smoothed to the broad
+    one's width) and g one slope for all, regressed on the variance planes: weights that follow the noise of the data
+    pull the kernel sum low (subtraction.md 2.1).
+
+    Parameters
+    ----------
+    scale : float
+        Flux ratio broad / sharp.
+    spread : float
+        Gaussian matching width, px.
+
+    Returns
+    -------
+    float32 (n, 2 half + 1, 2 half + 1), and the slope g in the unit of the broad image.
+    """
+    backend = backend_of(sharp.image)
+    xp, nd = backend.xp, backend.ndimage
+    total = gather(broad.variance, at.x, at.y, half)
+    total = total + np.float32(scale**2 / (4 * np.pi * spread**2)) * gather(sharp.variance, at.x, at.y, half)
+    pad = int(np.ceil(3 * spread))
+    signal = nd.gaussian_filter(gather(sharp.image, at.x, at.y, half + pad), (0, spread, spread), truncate=3.0)
+    signal = xp.maximum(signal[:, pad : signal.shape[1] - pad, pad : signal.shape[2] - pad] * np.float32(scale), 0)
+    sky = xp.median(total.reshape(len(at), -1), axis=1)[:, None, None]
+    bright = signal > 3 * xp.sqrt(sky)
+    m = xp.where(bright, signal, 0).astype(np.float64)
+    norm = float((m * m / total).sum())
+    slope = max(float((m * (total - sky) / total).sum()) / norm, 0.0) if norm > 0 else 0.0
+    return (1 / (sky + np.float32(slope) * signal)).astype(np.float32), slope
