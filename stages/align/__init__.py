@@ -66,7 +66,9 @@ class Align(Stage[AlignConfig]):
     def memory(self, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * 24  # coefficients, working mask, and the four planes of the result
 
-    def run(self, ctx: Context, *, image: Exposure, onto: Exposure) -> dict[str, Any]:
+    def run(  # type: ignore[override]
+        self, ctx: Context, *, image: Exposure, onto: Exposure
+    ) -> dict[str, Any]:
         grid = self._map(image, onto)
         planes = onto.planes.union([*CORE_PLANES, *image.planes])
         mask = None if image.mask is None else image.planes.translate(image.mask, planes)
@@ -157,7 +159,8 @@ def _copied(
 
 def _moved(image: Exposure, shift: tuple[int, int]) -> Any:
     """The PSF of an image whose pixel (x, y) was (x, y) + shift."""
-    return image.psf.moved(*shift) if hasattr(image.psf, "moved") else image.psf
+    move = getattr(image.psf, "moved", None)
+    return move(*shift) if move else image.psf
 
 
 def _no_overlap(image: Exposure, onto: Exposure, grid: PixelMap) -> str:
