@@ -177,6 +177,9 @@ def resample(
     Resampled
     """
     backend = backend_of(image)
+    image = backend.asarray(image, np.float32)
+    variance = None if variance is None else backend.asarray(variance, np.float32)
+    mask = None if mask is None else backend.asarray(mask, np.int32)
     number = METHODS.index(method)
     values, work = implementation(PREPARE, backend)(
         image, variance, mask, spline=number == BSPLINE3, fill=bits.fill, bad=bits.bad, no_data=bits.no_data

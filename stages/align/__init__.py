@@ -26,6 +26,9 @@ GROW = ("SAT", "EDGE")
 EQUAL_AREA = 1e-4
 """Pixel areas closer than this to each other need no factor."""
 
+FULL_OVERLAP = 0.9
+"""Part of the target below which a missing rest is worth a flag."""
+
 
 class AlignConfig(StageConfig):
     """How an image is brought onto another grid."""
@@ -95,6 +98,8 @@ class Align(Stage[AlignConfig]):
         ctx.metric("overlap_fraction", overlap)
         if overlap == 0:
             raise InputError(_no_overlap(image, onto, grid), overlap=0.0)
+        if overlap < FULL_OVERLAP:
+            ctx.flag("partial_overlap", f"{image.id or 'image'} covers {overlap:.1%} of the target grid")
         aligned = image.with_(
             image=new.image,
             variance=new.variance,

@@ -13,6 +13,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.backend import CPU
+from skydelta.kernels.core.tiles import Box
 from skydelta.stages.align import Align
 from skydelta.stages.base import Context
 
@@ -87,6 +88,7 @@ def test_partial_overlap(dx, rng):
     image = exposure(rng, plane(SHAPE))
     out, ctx = run(image, exposure(rng, moved(dx, 0.2)))
     part = 1 - dx / SHAPE[1]
+    assert ("partial_overlap" in ctx.flags) == (part < 0.89)
     assert ctx.metrics["overlap_fraction"] == pytest.approx(part, abs=0.01)
     outside = np.isnan(out.image)
     assert outside.mean() == pytest.approx(1 - part, abs=0.01)
@@ -180,6 +182,19 @@ def test_config_errors_name_the_key():
         Align(method="cubic")
     with pytest.raises(ConfigError, match=r"align.tolerance: 1 is above 0\.1"):
         Align(tolerance=1)
+
+
+def test_sections_and_other_types_are_taken(rng):
+    """Views are not contiguous, and a reader may keep the file's types."""
+    image = exposure(rng, plane(SHAPE))
+    part = image.section(Box(10, 90, 20, 130))
+    onto = exposure(rng, moved(0.3, 0.2)).section(Box(30, 80, 40, 100))
+    want, _ = run(image, onto)
+    got, _ = run(part, onto)
+    inner = np.s_[12:-12, 12:-12]
+    np.testing.assert_allclose(got.image[inner], want.image[inner], atol=1e-4)
+    native, _ = run(image.with_(image=image.image.astype(">f8")), onto)
+    np.testing.assert_array_equal(native.image, want.image)
 
 
 def test_same_input_same_bytes(rng):
