@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Names and ports: what each step takes, what it gives, and when nobody needs it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from skydelta.errors import ConfigError
+from skydelta.pipeline.workflow import Step
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A step with every port tied to a name of the workflow.
+
+    Attributes
+    ----------
+    inputs, outputs : dict
+        Port to name; optional inputs that nothing provides are absent.
+    frees : tuple of str
+        Names no later step reads.
+    """
+
+    step: Step
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    frees: tuple[str, ...]
+
+
+def bind(steps: Iterable[Step], given: Mapping[str, type]) -> tuple[Bound, ...]:
+    """Tie ports to names and check their types before anything is read.
+
+    An input port takes the name the step says, or its own. An output goes by the name the step says; else by the name
+    tied to the input it replaces; else by its own.
+
+    Parameters
+    ----------
+    given : mapping
+        Names the items provide and their type (paths).
+
+    Raises
+    ------
+    ConfigError
+        A name nobody has provided yet, or of another type.
+    """
+    known: dict[str, type] = dict(given)
+    tied: list[tuple[Step, dict[str, str], dict[str, str]]] = []
+    for i, step in enumerate(steps):
+        inputs = {}
+        for port_name, port in step.stage.inputs.items():
+            name = step.inputs.get(port_name, port_name)
+            if name not in known:
+                if port.optional and port_name not in step.inputs:
+                    continue
+                raise ConfigError(
+                    f"steps[{i}] ({step.id}): input {port_name} = {name!r}: nothing provides it; known here: "
+                    f"{', '.join(known) or 'nothing'}"
+                )
+            if not issubclass(known[name], port.type):
+                if port.optional and port_name not in step.inputs:
+                    continue
+                raise ConfigError(
+                    f"steps[{i}] ({step.id}): input {port_name} = {name!r} is {known[name].__name__}; "
+                    f"{port.type.__name__} is needed"
+                )
+            inputs[port_name] = name
+        outputs = {}
+        for port_name, port in step.stage.outputs.items():
+            name = step.outputs.get(port_name) or (inputs.get(port.replaces, port_name) if port.replaces else port_name)
+            outputs[port_name] = name
+            known[name] = port.type
+        tied.append((step, inputs, outputs))
+    last = {name: i for i, (_, inputs, outputs) in enumerate(tied) for name in (*outputs.values(), *inputs.values())}
+    return tuple(
+        Bound(step, inputs, outputs, tuple(sorted(n for n, k in last.items() if k == i)))
+        for i, (step, inputs, outputs) in enumerate(tied)
+    )

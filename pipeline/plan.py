@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a run would do, and what stands in its way, before anything is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skydelta.errors import InputError, SkydeltaError
+from skydelta.io.fits.reader import open_file, split_extension
+from skydelta.kernels.backend import Backend, cuda_device_count, resolve
+from skydelta.pipeline.graph import Bound, bind
+from skydelta.pipeline.items import WorkItem, items_of
+from skydelta.pipeline.runner import companions
+from skydelta.pipeline.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked plan of a run.
+
+    Attributes
+    ----------
+    items : tuple of WorkItem
+    bound : tuple of Bound
+    backend : Backend
+    why : str
+        Why this device.
+    bytes_read : int
+        Sum of the sizes of all input files.
+    memory : int
+        Estimated peak bytes for the largest item.
+    problems : tuple of str
+        Everything that would make an item fail at once, one line each.
+    """
+
+    items: tuple[WorkItem, ...]
+    bound: tuple[Bound, ...]
+    backend: Backend
+    why: str
+    bytes_read: int
+    memory: int
+    problems: tuple[str, ...]
+
+
+def plan(flow: Workflow, id_: str | None = None) -> Plan:
+    """Check a workflow and all its inputs without running anything.
+
+    Raises
+    ------
+    ConfigError, InputError, DeviceError
+        The workflow itself cannot run. Faults of single inputs are collected in ``problems``.
+    """
+    items = items_of(flow.inputs, id_)
+    bound = bind(flow.steps, dict.fromkeys(items[0].inputs, str))
+    backend = resolve(flow.run.device)
+    why = "asked for" if backend.asked != "auto" else cuda_device_count()[1] or "a CUDA device is there"
+    problems, total, largest = [], 0, 0
+    extra = companions(flow)
+    for path in extra:
+        try:
+            total += _size(path)
+        except SkydeltaError as e:
+            problems.append(str(e))
+    for item in items:
+        pixels = 0
+        for name, source in item.inputs.items():
+            try:
+                total += _size(item.files()[name])
+                pixels = max(pixels, _pixels(source))
+            except SkydeltaError as e:
+                problems.append(f"{item.id}: {e}")
+        side = int(pixels**0.5)
+        work = max((b.step.stage.memory((side, side)) for b in bound), default=0)
+        # image, variance and mask of two exposures stay while the hungriest step works
+        largest = max(largest, work + 2 * 12 * pixels)
+    return Plan(items, bound, backend, why, total, largest, tuple(problems))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as e:
+        raise InputError(f"{path}: {e.strerror.lower()}") from None
+
+
+def _pixels(source: str) -> int:
+    """Pixels of the largest two-dimensional image a file holds; its headers are read, not its pixels."""
+    shapes = [h.shape for h in open_file(split_extension(source)[0]).hdus if h.is_image and not h.fault and h.shape]
+    planes = [s[0] * s[1] for s in shapes if len(s) == 2]
+    if not planes:
+        raise InputError(f"{source}: no two-dimensional image")
+    return max(planes)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The workflow file: TOML with strict keys, and errors that name the place in the file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skydelta.errors import ConfigError
+from skydelta.stages.base import Stage, explain
+from skydelta.stages.registry import get
+
+RESERVED = ("id", "stage", "inputs", "outputs")
+"""Keys of a step that are not configuration of its stage."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunOptions(_Strict):
+    """The ``[run]`` table."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    executor: Literal["serial"] = Field(
+        "serial", description="How items are spread; `serial` runs one after the other."
+    )
+    on_error: Literal["continue", "stop"] = Field(
+        "continue", description="After a failed item: go on with the others, or stop."
+    )
+
+
+class WorkflowFile(_Strict):
+    """The whole file before its steps are turned into stages."""
+
+    version: Literal[1] = Field(description="Version of this format.")
+    name: str = Field(min_length=1, description="Name of the workflow; recorded in the run.")
+    inputs: dict[str, str] = Field(
+        default_factory=dict,
+        description="Paths by name (`science`, `reference`), or `table`: a file with columns id and one for each name.",
+    )
+    run: RunOptions = Field(default_factory=RunOptions)
+    steps: list[dict[str, Any]] = Field(min_length=1, description="Stages in order.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One configured stage and what its ports are called in the workflow.
+
+    Attributes
+    ----------
+    id : str
+        Unique in the workflow; the stage's name unless given.
+    stage : Stage
+    inputs, outputs : dict
+        Port name to workflow name, only where the file says so.
+    """
+
+    id: str
+    stage: Stage[Any]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """Everything that decides what this step computes, JSON-able: part of an item's identity."""
+        return {
+            "id": self.id,
+            "stage": self.stage.name,
+            "version": self.stage.version,
+            "inputs": dict(self.inputs),
+            "outputs": dict(self.outputs),
+            "config": self.stage.config.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A checked workflow.
+
+    Attributes
+    ----------
+    inputs : dict
+        Name to path; absolute.
+    """
+
+    name: str
+    inputs: Mapping[str, Path]
+    run: RunOptions
+    steps: tuple[Step, ...]
+
+    def described(self) -> dict[str, Any]:
+        """What decides the results, JSON-able: the steps and the version of the format."""
+        return {"version": 1, "name": self.name, "steps": [s.described() for s in self.steps]}
+
+
+def shipped() -> dict[str, str]:
+    """Workflows of the package: name to first comment line."""
+    out = {}
+    for f in sorted(resources.files("skydelta.workflows").iterdir(), key=lambda f: f.name):
+        if f.name.endswith(".toml"):
+            out[f.name[:-5]] = f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    return out
+
+
+def text_of(name: str) -> str:
+    """The TOML of a shipped workflow."""
+    return (resources.files("skydelta.workflows") / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load(
+    source: str | Path,
+    *,
+    set_: Iterable[str] = (),
+    inputs: Mapping[str, str | Path] | None = None,
+    device: str | None = None,
+) -> Workflow:
+    """Read and check a workflow.
+
+    Parameters
+    ----------
+    source : str or Path
+        A file, or the name of a shipped workflow.
+    set_ : iterable of str
+        Overrides ``path=value``: ``steps.match.order=3``, ``run.device=cpu``, ``inputs.science=a.fits``.
+    inputs : mapping, optional
+        Paths by name, relative to the current folder; they replace the file's.
+    device : str, optional
+        Replaces ``run.device``.
+
+    Raises
+    ------
+    ConfigError
+        Not TOML, an unknown key, stage or value; the message names the file and the place in it.
+    """
+    label, folder, text = _open(source)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{label}: not TOML: {e}") from None
+    given = {k: str(Path(v).absolute()) for k, v in (inputs or {}).items()}
+    for assignment in set_:
+        _override(data, assignment)
+    if given:
+        data["inputs"] = given if "table" in given else {**_without_table(data.get("inputs", {})), **given}
+    if device is not None:
+        data.setdefault("run", {})["device"] = device
+    try:
+        file = WorkflowFile(**data)
+    except ValidationError as e:
+        raise ConfigError(f"{label}: {explain(e)}") from None
+    steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps))
+    seen: set[str] = set()
+    for i, step in enumerate(steps):
+        if step.id in seen:
+            raise ConfigError(f"{label}: steps[{i}].id: {step.id!r} is used twice; give the step an id of its own")
+        seen.add(step.id)
+    paths = {name: folder / path for name, path in file.inputs.items()}
+    return Workflow(file.name, paths, file.run, steps)
+
+
+def _open(source: str | Path) -> tuple[str, Path, str]:
+    """Label for messages, folder that paths are relative to, and the text."""
+    path = Path(source)
+    if isinstance(source, str) and not path.suffix and not path.exists():
+        if source not in shipped():
+            raise ConfigError(f"workflow {source!r}: no such file, and the shipped ones are {', '.join(shipped())}")
+        return source, Path.cwd(), text_of(source)
+    try:
+        return str(source), path.absolute().parent, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"workflow {source}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
+
+
+def _without_table(inputs: Any) -> dict[str, Any]:
+    return {k: v for k, v in inputs.items() if k != "table"} if isinstance(inputs, dict) else {}
+
+
+def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
+    where = f"{label}: steps[{index}]"
+    name = raw.get("stage")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.stage: missing; the name of a stage is needed")
+    try:
+        stage_class = get(name)
+    except ConfigError as e:
+        raise ConfigError(f"{where}.stage: {e}") from None
+    config = {k: v for k, v in raw.items() if k not in RESERVED}
+    try:
+        stage = stage_class(stage_class.config_class()(**config))
+    except ValidationError as e:
+        raise ConfigError(f"{where}.{name}.{explain(e)}") from None
+    names = {}
+    for side, ports in (("inputs", stage.inputs), ("outputs", stage.outputs)):
+        bound = raw.get(side, {})
+        if not isinstance(bound, dict) or not all(isinstance(v, str) for v in bound.values()):
+            raise ConfigError(f"{where}.{side}: a table of port = name is needed")
+        for port in bound:
+            if port not in ports:
+                raise ConfigError(f"{where}.{side}.{port}: {name} has no such port; it has {', '.join(ports)}")
+        names[side] = bound
+    identity = raw.get("id", name)
+    if not isinstance(identity, str) or not identity.replace("_", "").replace("-", "").isalnum():
+        raise ConfigError(f"{where}.id: {identity!r}; letters, digits, _ and - are allowed")
+    return Step(identity, stage, names["inputs"], names["outputs"])
+
+
+def _override(data: dict[str, Any], assignment: str) -> None:
+    """Apply one ``path=value``; the value is TOML, or a plain word."""
+    path, sep, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not sep or not all(keys) or len(keys) < 2:
+        raise ConfigError(f"--set {assignment!r}: path=value is needed, e.g. steps.match.order=3")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    if keys[0] == "steps":
+        steps = data.get("steps", [])
+        hit = [s for s in steps if s.get("id", s.get("stage")) == keys[1]]
+        hit = hit or [s for s in steps if s.get("stage") == keys[1]]
+        if not hit:
+            known = ", ".join(str(s.get("id", s.get("stage"))) for s in steps)
+            raise ConfigError(f"--set {assignment!r}: no step {keys[1]!r}; the steps are {known}")
+        if len(keys) != 3:
+            raise ConfigError(f"--set {assignment!r}: steps.<id or stage>.<key>=value is needed")
+        for step in hit:
+            step[keys[2]] = value
+        return
+    table = data
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {assignment!r}: {key!r} is no table")
+    table[keys[-1]] = str(Path(value).absolute()) if keys[0] == "inputs" else value
