@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skydelta.errors import ConfigError
 from skydelta.stages.base import Stage, explain
-from skydelta.stages.registry import get
+from skydelta.stages.registry import get, names
 
 RESERVED = ("id", "stage", "inputs", "outputs")
 """Keys of a step that are not configuration of its stage."""
@@ -195,7 +195,7 @@ def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
         stage = stage_class(stage_class.config_class()(**config))
     except ValidationError as e:
         raise ConfigError(f"{where}.{name}.{explain(e)}") from None
-    names = {}
+    bound_names = {}
     for side, ports in (("inputs", stage.inputs), ("outputs", stage.outputs)):
         bound = raw.get(side, {})
         if not isinstance(bound, dict) or not all(isinstance(v, str) for v in bound.values()):
@@ -203,11 +203,11 @@ def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
         for port in bound:
             if port not in ports:
                 raise ConfigError(f"{where}.{side}.{port}: {name} has no such port; it has {', '.join(ports)}")
-        names[side] = bound
+        bound_names[side] = bound
     identity = raw.get("id", name)
     if not isinstance(identity, str) or not identity.replace("_", "").replace("-", "").isalnum():
         raise ConfigError(f"{where}.id: {identity!r}; letters, digits, _ and - are allowed")
-    return Step(identity, stage, names["inputs"], names["outputs"])
+    return Step(identity, stage, bound_names["inputs"], bound_names["outputs"])
 
 
 def _override(data: dict[str, Any], assignment: str) -> None:
@@ -238,3 +238,25 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {assignment!r}: {key!r} is no table")
     table[keys[-1]] = str(Path(value).absolute()) if keys[0] == "inputs" else value
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a workflow file, every stage's configuration included."""
+    base = WorkflowFile.model_json_schema()
+    variants = []
+    for name in names():
+        stage = get(name)
+        config = stage.config_class().model_json_schema()
+        properties = {
+            "stage": {"const": name},
+            "id": {"type": "string"},
+            "inputs": {"type": "object", "properties": {p: {"type": "string"} for p in stage.inputs}},
+            "outputs": {"type": "object", "properties": {p: {"type": "string"} for p in stage.outputs}},
+            **config.get("properties", {}),
+        }
+        base.setdefault("$defs", {}).update(config.get("$defs", {}))
+        variants.append(
+            {"type": "object", "properties": properties, "required": ["stage"], "additionalProperties": False}
+        )
+    base["properties"]["steps"]["items"] = {"oneOf": variants}
+    return base

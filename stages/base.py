@@ -189,3 +189,37 @@ def explain(error: ValidationError) -> str:
     }
     other = f"{value!r}: {e['msg']}"
     return f"{where}: {kinds.get(e['type'], lambda: other)()}"
+
+
+@dataclass(frozen=True)
+class Described:
+    """One field of a configuration, as documentation shows it."""
+
+    name: str
+    type: str
+    default: str
+    description: str
+
+
+def describe(model: type[BaseModel]) -> list[Described]:
+    """The fields of a configuration with type, range, default and meaning, from the model itself."""
+    out = []
+    for name, spec in model.model_json_schema().get("properties", {}).items():
+        field_ = model.model_fields[name]
+        default = "required" if field_.is_required() else repr(field_.default)
+        out.append(Described(name, _type_words(spec), default, field_.description or ""))
+    return out
+
+
+def _type_words(spec: Mapping[str, Any]) -> str:
+    if "anyOf" in spec:
+        return " or ".join(_type_words(s) for s in spec["anyOf"])
+    if "enum" in spec:
+        return ", ".join(str(v) for v in spec["enum"])
+    if "const" in spec:
+        return str(spec["const"])
+    words = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "unset"}
+    text = words.get(spec.get("type", ""), spec.get("type", "value"))
+    signs = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
+    limits = ", ".join(f"{sign} {spec[key]:g}" for key, sign in signs.items() if key in spec)
+    return f"{text} ({limits})" if limits else text
