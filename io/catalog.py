@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Catalogues: tables with units, UCDs and named flag bits, written the same way every time."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from astropy.table import QTable, Table
+
+from skydelta.errors import ConfigError, InputError
+
+FLAGS: dict[str, tuple[int, str]] = {
+    "NEGATIVE": (0, "fainter than in the reference"),
+    "DIPOLE": (1, "a positive and a negative lobe side by side"),
+    "BLENDED": (2, "shares its footprint with another object"),
+    "EDGE": (3, "next to the edge of the usable area"),
+    "MASKED": (4, "masked pixels within the PSF core"),
+    "SATURATED": (5, "saturated pixels in the science image near by"),
+    "SATURATED_TEMPLATE": (6, "saturated pixels in the reference near by"),
+    "LARGE": (7, "footprint far larger than the PSF"),
+    "DEGENERATE": (8, "flux and separation of the lobes are not determined, only their product, the moment"),
+    "AT_BOUND": (9, "a fitted position reached its bound"),
+    "NOT_CONVERGED": (10, "the fit did not converge"),
+    "NO_FIT": (11, "too few usable pixels to fit"),
+}
+"""Flag bits of the column ``flags``: name to bit number and meaning."""
+
+UCDS = {
+    "id": "meta.id;meta.main",
+    "x": "pos.cartesian.x;instr.det",
+    "y": "pos.cartesian.y;instr.det",
+    "ra": "pos.eq.ra;meta.main",
+    "dec": "pos.eq.dec;meta.main",
+    "flux": "phot.flux",
+    "flux_err": "stat.error;phot.flux",
+    "snr": "stat.snr",
+    "model": "meta.code.class",
+    "flags": "meta.code.qual",
+    "x_err": "stat.error;pos.cartesian.x",
+    "y_err": "stat.error;pos.cartesian.y",
+    "chi2": "stat.fit.chi2",
+    "dof": "stat.fit.dof",
+    "background": "instr.background",
+}
+
+FORMATS = (".ecsv", ".parquet", ".vot", ".reg")
+
+
+def bits(*names: str) -> int:
+    """The value with these flags set."""
+    return sum(1 << FLAGS[n][0] for n in names)
+
+
+def names_of(value: int) -> list[str]:
+    """The flags set in a value."""
+    return [n for n, (bit, _) in FLAGS.items() if value >> bit & 1]
+
+
+class Catalog(QTable):
+    """A QTable of detections; columns start id, x, y, ra, dec, flux, flux_err, snr, model, flags.
+
+    x and y are 0-based pixels of the science image, ra and dec degrees ICRS, flux in its unit.
+    """
+
+    def has(self, flag: str) -> np.ndarray:
+        """bool (n,): rows with this flag."""
+        return (np.asarray(self["flags"]) >> FLAGS[flag][0] & 1).astype(bool)
+
+    def described(self) -> Catalog:
+        """The same table with UCDs on the columns that have one and the meaning of the flag bits in ``meta``."""
+        out = self.copy()
+        for name in out.colnames:
+            if name in UCDS:
+                out[name].info.meta = {**(out[name].info.meta or {}), "ucd": UCDS[name]}
+        if "flags" in out.colnames:
+            out["flags"].info.description = "; ".join(f"bit {b} {n}: {m}" for n, (b, m) in FLAGS.items())
+        return out
+
+    def save(self, path: str | Path) -> None:
+        """Write the table; the suffix says how: .ecsv, .parquet, .vot (VOTable) or .reg (DS9 regions).
+
+        The same table gives the same bytes. The file is whole or absent.
+
+        Raises
+        ------
+        ConfigError
+            Another suffix.
+        """
+        path = Path(path)
+        writers: dict[str, Callable[[Catalog], bytes]] = {
+            ".ecsv": _ecsv,
+            ".parquet": _parquet,
+            ".vot": _votable,
+            ".reg": _regions,
+        }
+        if path.suffix not in writers:
+            raise ConfigError(f"{path}: catalogues are written as {', '.join(FORMATS)}, not {path.suffix!r}")
+        scratch = path.with_name(f".{path.name}.part")
+        with scratch.open("wb") as f:
+            f.write(writers[path.suffix](self.described()))
+            f.flush()
+            os.fsync(f.fileno())
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Catalog:
+        """Read a table that `save` wrote.
+
+        Raises
+        ------
+        InputError
+            The file is missing or of another kind.
+        """
+        path = Path(path)
+        try:
+            if path.suffix == ".ecsv":
+                return cls.read(path, format="ascii.ecsv")
+            if path.suffix == ".parquet":
+                return _from_parquet(path)
+            if path.suffix == ".vot":
+                return cls(Table.read(path, format="votable"))
+        except (OSError, ValueError) as e:
+            raise InputError(f"{path}: cannot be read as a catalogue ({e})") from None
+        raise InputError(f"{path}: catalogues are read from .ecsv, .parquet and .vot, not {path.suffix!r}")
+
+
+def _ecsv(table: Catalog) -> bytes:
+    out = io.StringIO()
+    table.write(out, format="ascii.ecsv")
+    return out.getvalue().encode()
+
+
+def _header_of(table: Catalog) -> str:
+    """The ECSV header of a table: units, UCDs, descriptions, and how to read it back."""
+    out = io.StringIO()
+    table[:0].write(out, format="ascii.ecsv")
+    return out.getvalue()
+
+
+def _parquet(table: Catalog) -> bytes:
+    """Parquet with the ECSV header as metadata, so that any reader gets columns and ours units and UCDs too."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrays: dict[str, Any] = {}
+    for name in table.colnames:
+        column = table[name]
+        values = np.asarray(getattr(column, "value", column))
+        arrays[name] = pa.array(values.tolist() if values.dtype.kind in "SU" else values)
+    arrow = pa.table(arrays).replace_schema_metadata({"skydelta_ecsv_header": _header_of(table)})
+    sink = io.BytesIO()
+    pq.write_table(arrow, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _from_parquet(path: Path) -> Catalog:
+    import pyarrow.parquet as pq
+
+    arrow = pq.read_table(path)
+    header = (arrow.schema.metadata or {}).get(b"skydelta_ecsv_header")
+    columns = {
+        n: np.asarray(arrow[n].to_pylist() if str(arrow[n].type) == "string" else arrow[n]) for n in arrow.column_names
+    }
+    if header is None:
+        return Catalog(columns)
+    out = Catalog.read(header.decode(), format="ascii.ecsv")
+    filled = Catalog(
+        {n: columns[n].astype(out[n].dtype if columns[n].dtype.kind not in "SUO" else str) for n in out.colnames}
+    )
+    for name in out.colnames:
+        info = out[name].info
+        if info.unit is not None:
+            filled[name] = filled[name] * info.unit
+        filled[name].info.description = info.description
+        filled[name].info.meta = info.meta
+    filled.meta = out.meta
+    return filled
+
+
+def _votable(table: Catalog) -> bytes:
+    from astropy.io.votable import from_table
+
+    votable = from_table(Table(table))
+    for field in votable.get_first_table().fields:
+        field.ucd = UCDS.get(field.name)
+    out = io.BytesIO()
+    votable.to_xml(out)
+    # the writer names itself and its version in a comment; neither belongs to the data
+    lines = out.getvalue().decode().splitlines(keepends=True)
+    return "".join(
+        line for line in lines if not line.lstrip().startswith("<!--") and "Produced with" not in line
+    ).encode()
+
+
+def _regions(table: Catalog) -> bytes:
+    """DS9 regions: a circle on each object, red for fading ones, magenta for dipoles."""
+    lines = ["# Region file format: DS9 version 4.1", "image"]
+    dipole, negative = table.has("DIPOLE"), table.has("NEGATIVE")
+    for i, (x, y, name) in enumerate(zip(table["x"], table["y"], table["id"], strict=True)):
+        colour = "magenta" if dipole[i] else "red" if negative[i] else "green"
+        # DS9 counts pixels from 1
+        at = [float(getattr(v, "value", v)) + 1 for v in (x, y)]
+        lines.append(f"circle({at[0]:.3f},{at[1]:.3f},8) # color={colour} text={{{name}}}")
+    return ("\n".join(lines) + "\n").encode()
