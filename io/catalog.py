@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,10 +192,7 @@ def _votable(table: Catalog) -> bytes:
     out = io.BytesIO()
     votable.to_xml(out)
     # the writer names itself and its version in a comment; neither belongs to the data
-    lines = out.getvalue().decode().splitlines(keepends=True)
-    return "".join(
-        line for line in lines if not line.lstrip().startswith("<!--") and "Produced with" not in line
-    ).encode()
+    return re.sub(rb"<!--.*?-->\s*", b"", out.getvalue(), flags=re.DOTALL)
 
 
 def _regions(table: Catalog) -> bytes:
