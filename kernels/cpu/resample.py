@@ -379,34 +379,16 @@ def _strip(values, variance, work, method, bits, at, taps, image_out, variance_o
     bx, by, wx, wy = taps[0], taps[1], taps[2], taps[3]
     _weights(method, fx, bx, wx)
     _weights(method, fy, by, wy)
-    for x in range(image_out.size):
-        value, v, flags, kept = np.nan, np.nan, bits[3], 0.0
-        if not math.isnan(at[2, x]):
-            ix, iy = int(at[0, x]), int(at[1, x])
-            left, top = ix - (size - 1) // 2, iy - (size - 1) // 2
-            inside = left >= 0 and top >= 0 and left + size <= w and top + size <= h
-            if method == _BSPLINE3:
-                value = _sum(values, iy, ix, by[x], bx[x], inside, 4)
-            elif method == _LANCZOS3:
-                value = _sum(values, iy, ix, wy[x], wx[x], inside, 6)
-            else:
-                value = _sum(values, iy, ix, wy[x], wx[x], inside, size)
-            v, flags, kept = 0.0, np.int32(0), 1.0
-            if inside:
-                if size == 6:  # a constant size is a loop without a counter
-                    v, flags = _squared_sum(variance, work, top, left, wy[x], wx[x], 6)
-                else:
-                    v, flags = _squared_sum(variance, work, top, left, wy[x], wx[x], size)
-            if flags != 0 or not inside:
-                v, flags, kept = _impaired(variance, work, wx[x], wy[x], fx[x], fy[x], left, top, size, bits)
-                if math.isnan(v):
-                    value = np.nan
-        area = at[2, x]
-        image_out[x] = value * area
-        if variance_out.size:
-            variance_out[0, x] = v * area * area
-        mask_out[x] = flags
-        weight_out[x] = kept
+    if method == _BSPLINE3:
+        _interpolate(values, at, by, bx, image_out, 4)
+    elif method == _LANCZOS3:
+        _interpolate(values, at, wy, wx, image_out, 6)
+    else:
+        _interpolate(values, at, wy, wx, image_out, size)
+    if size == 6:  # a constant size is a loop without a counter
+        _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
+    else:
+        _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size)
 
 
 @inline
@@ -416,36 +398,58 @@ def _size(method):
 
 
 @inline
-def _sum(plane, iy, ix, wy, wx, inside, size):
-    """Weighted sum over size x size pixels around the fraction above (iy, ix), mirrored at the border."""
-    top, left = iy - (size - 1) // 2, ix - (size - 1) // 2
-    total = 0.0
-    for n in range(size):
-        s = 0.0
-        if inside:
-            for k in range(size):
-                s += wx[k] * plane[top + n, left + k]
-        else:
-            y = _mirror(top + n, plane.shape[0])
-            for k in range(size):
-                s += wx[k] * plane[y, _mirror(left + k, plane.shape[1])]
-        total += wy[n] * s
-    return total
+def _inside(top, left, size, shape):
+    return left >= 0 and top >= 0 and left + size <= shape[1] and top + size <= shape[0]
 
 
 @inline
-def _squared_sum(variance, work, top, left, wy, wx, size):
-    """Sum of squared weights times variance, and all flags, over size x size pixels inside the image."""
-    total = 0.0
-    flags = np.int32(0)
-    for n in range(size):
-        s = 0.0
-        for k in range(size):
-            flags |= work[top + n, left + k]
-            if variance.size:
-                s += wx[k] * wx[k] * variance[top + n, left + k]
-        total += wy[n] * wy[n] * s
-    return total, flags
+def _interpolate(plane, at, wy, wx, image_out, size):
+    """Weighted sums over size x size pixels times the area, mirrored at the border; NaN without a map."""
+    for x in range(image_out.size):
+        if math.isnan(at[2, x]):
+            image_out[x] = np.nan
+            continue
+        top, left = int(at[1, x]) - (size - 1) // 2, int(at[0, x]) - (size - 1) // 2
+        total = 0.0
+        if _inside(top, left, size, plane.shape):
+            for n in range(size):
+                s = 0.0
+                for k in range(size):
+                    s += wx[x, k] * plane[top + n, left + k]
+                total += wy[x, n] * s
+        else:
+            for n in range(size):
+                y = _mirror(top + n, plane.shape[0])
+                for k in range(size):
+                    total += wy[x, n] * wx[x, k] * plane[y, _mirror(left + k, plane.shape[1])]
+        image_out[x] = total * at[2, x]
+
+
+@inline
+def _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size):
+    """Variance, mask and footprint; the image becomes NaN where too much weight is lost."""
+    for x in range(image_out.size):
+        v, flags, kept = np.nan, bits[3], 0.0
+        if not math.isnan(at[2, x]):
+            top, left = int(at[1, x]) - (size - 1) // 2, int(at[0, x]) - (size - 1) // 2
+            inside = _inside(top, left, size, work.shape)
+            v, flags, kept = 0.0, np.int32(0), 1.0
+            if inside:
+                for n in range(size):
+                    s = 0.0
+                    for k in range(size):
+                        flags |= work[top + n, left + k]
+                        if variance.size:
+                            s += wx[x, k] * wx[x, k] * variance[top + n, left + k]
+                    v += wy[x, n] * wy[x, n] * s
+            if flags != 0 or not inside:
+                v, flags, kept = _impaired(variance, work, wx[x], wy[x], at[3, x], at[4, x], left, top, size, bits)
+                if math.isnan(v):
+                    image_out[x] = np.nan
+        if variance_out.size:
+            variance_out[0, x] = v * at[2, x] * at[2, x]
+        mask_out[x] = flags
+        weight_out[x] = kept
 
 
 @inline
