@@ -102,13 +102,12 @@ class Exposure:
         """A view of the part inside ``box`` (clipped to the image), WCS and origin moved along."""
         box = box.clip(self.shape)
         s = box.slices
-        moved_psf = self.psf.moved(box.y0, box.x0) if hasattr(self.psf, "moved") else self.psf
         return self.with_(
             image=self.image[s],
             variance=None if self.variance is None else self.variance[s],
             mask=None if self.mask is None else self.mask[s],
             wcs=None if self.wcs is None else self.wcs.slice(s),
-            psf=moved_psf,
+            psf=None if self.psf is None else self.psf.moved(box.y0, box.x0),
             origin=(self.origin[0] + box.y0, self.origin[1] + box.x0),
         )
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +26,10 @@ class Psf(Protocol):
 
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """`at` for many positions: float64 (n, height, width)."""
+        ...
+
+    def moved(self, y0: float, x0: float) -> Psf:
+        """The same PSF for an array whose pixel (0, 0) is pixel (y0, x0) of this one's."""
         ...
 
 
@@ -60,6 +64,11 @@ class PixelPsf:
     def at(self, x: float, y: float) -> np.ndarray:
         return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
 
+    def moved(self, y0: float, x0: float) -> PixelPsf:
+        """The same PSF for an array whose pixel (0, 0) is pixel (y0, x0) of this one's."""
+        y, x = self.domain.origin
+        return replace(self, domain=replace(self.domain, origin=(y + y0, x + x0)))
+
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         phi = polynomial_terms(*self.domain.uv(x, y), self.order)
         stamps = np.tensordot(phi, self.coefficients, axes=(0, 0))
@@ -88,6 +97,10 @@ class GridPsf:
 
     def at(self, x: float, y: float) -> np.ndarray:
         return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
+
+    def moved(self, y0: float, x0: float) -> GridPsf:
+        """The same PSF for an array whose pixel (0, 0) is pixel (y0, x0) of this one's."""
+        return replace(self, x=self.x - x0, y=self.y - y0)
 
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         j, fx = _cell(self.x, x)

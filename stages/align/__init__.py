@@ -12,6 +12,7 @@ from pydantic import Field
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
+from skydelta.io.psf import Psf
 from skydelta.kernels.backend import Array
 from skydelta.kernels.resample import MaskBits, PixelMap, Resampled, resample
 from skydelta.stages.align.mapping import pixel_map, shift_map
@@ -87,13 +88,13 @@ class Align(Stage[AlignConfig]):
                 planes.bit(*FILL), planes.bit(*GROW), *(planes.bit(n) for n in ("BAD", "NO_DATA", "EDGE", "INTERP"))
             )
             new = resample(image.image, image.variance, mask, grid, method=self.config.method, flux=flux, bits=bits)
-            psf = None
+            psf: Psf | None = None
             overlap = float((new.weight > 0).mean())
         else:
             method = "copy"
             ctx.metric("shift_px", list(grid.shift[::-1]))
             new, overlap = _copied(image, mask, grid.shift, onto.shape, planes)
-            psf = _moved(image, grid.shift)
+            psf = None if image.psf is None else image.psf.moved(*grid.shift)
         ctx.metric("method", method)
         ctx.metric("overlap_fraction", overlap)
         if overlap == 0:
@@ -160,12 +161,6 @@ def _copied(
         None,
     )
     return new, (y1 - y0) * (x1 - x0) / (h * w)
-
-
-def _moved(image: Exposure, shift: tuple[int, int]) -> Any:
-    """The PSF of an image whose pixel (x, y) was (x, y) + shift."""
-    move = getattr(image.psf, "moved", None)
-    return move(*shift) if move else image.psf
 
 
 def _no_overlap(image: Exposure, onto: Exposure, grid: PixelMap) -> str:

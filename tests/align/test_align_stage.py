@@ -10,6 +10,7 @@ from support_align import plane, scene
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.exposure import Exposure
+from skydelta.io.field import Domain
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.backend import CPU
@@ -47,7 +48,8 @@ def test_same_grid_costs_nothing(rng):
 
 
 def test_whole_pixel_shift_is_copied_bit_by_bit(rng):
-    image = exposure(rng, plane(SHAPE), psf=PixelPsf.constant(np.ones((5, 5)), SHAPE))
+    stamps = np.stack([np.eye(5) + 1, np.tri(5) / 40, np.tri(5).T / 40])
+    image = exposure(rng, plane(SHAPE), psf=PixelPsf(stamps, 1, Domain.of(SHAPE)))
     image.image[30, 40] = np.nan
     image.mask[30, 40] = image.planes.bit("CR")
     out, ctx = run(image, exposure(rng, moved(7, -4)))
@@ -59,7 +61,7 @@ def test_whole_pixel_shift_is_copied_bit_by_bit(rng):
     outside[4:, :-7] = False
     assert np.isnan(out.image[outside]).all()
     assert (out.mask[outside] == out.planes.bit("NO_DATA")).all()
-    assert out.psf is not None
+    np.testing.assert_allclose(out.psf.at(20, 30), image.psf.at(27, 26), rtol=1e-12)
     assert ctx.metrics["overlap_fraction"] == pytest.approx(116 * 133 / (120 * 140))
 
 
