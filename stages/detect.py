@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Find what changed: significant peaks of both signs, their footprints, and pairs that are one moved source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from astropy import units as u
+from pydantic import Field
+from scipy.spatial import cKDTree
+
+from skydelta.errors import InputError
+from skydelta.io.catalog import Catalog, bits
+from skydelta.io.exposure import Exposure
+from skydelta.io.psf import fwhm
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.detect import components, extrema
+from skydelta.kernels.significance import matched_filter
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+SADDLE = 1.5
+"""Two peaks of one footprint are two objects when the S/N between them drops by this much below the fainter."""
+
+LARGE = 40.0
+"""A footprint of more than this many squared FWHM is flagged: no point source is that large."""
+
+LOBE_SIGMA = 3.0
+"""Opposite peaks closer than this many PSF sigma are lobes of one dipole."""
+
+
+class DetectConfig(StageConfig):
+    """What counts as a detection."""
+
+    threshold: float = Field(5.0, gt=0, description="Signal-to-noise of the faintest peak kept, of either sign.")
+    dipole_ratio: float = Field(
+        0.15,
+        gt=0,
+        le=1,
+        description="Weaker over stronger peak from which on opposite neighbours are one dipole; below, the stronger "
+        "stays a source and the weaker an object of its own.",
+    )
+
+
+class Detect(Stage[DetectConfig]):
+    """Peaks of the signal-to-noise plane beyond the threshold, one row each, opposite neighbours paired as dipoles.
+
+    Without ``score`` the plane is made here: the matched filter for white noise with the image's PSF and variance.
+    Ids count the rows in raster order of their peaks. Positions are sub-pixel: the extremum of a quadratic through the
+    3 x 3 pixels around the peak.
+
+    Raises
+    ------
+    InputError
+        No score, and the image has no variance or no PSF.
+    """
+
+    name = "detect"
+    version = 1
+    inputs = {
+        "image": Port(Exposure, "the difference, or any sky-subtracted image"),
+        "score": Port(Exposure, "its signal-to-noise plane", optional=True),
+    }
+    outputs = {"catalog": Port(Catalog, "one row for each object")}
+
+    def halo(self) -> int:
+        return 3
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 4 * 6
+
+    def run(  # type: ignore[override]
+        self, ctx: Context, *, image: Exposure, score: Exposure | None = None
+    ) -> dict[str, Any]:
+        snr = score.image if score is not None else _white_score(image)
+        labels, count = components(snr, self.config.threshold)
+        y, x, value = extrema(snr, self.config.threshold)
+        width = fwhm(image.psf.at(*_middle(image))) if image.psf is not None else 3.0
+        label, area = _footprints(labels, y, x, count)
+        kept = _significant(snr, y, x, value, label)
+        merged = np.zeros(len(y), bool)
+        merged[kept] = True
+        y, x, value, label = y[merged], x[merged], value[merged], label[merged]
+        patches = _patches(snr, y, x, 1)
+        dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
+        objects = _pair(y + dy, x + dx, value, label, labels, width, self.config.dipole_ratio)
+        flags = self._flags(image, objects, area, label, width)
+        catalog = _catalog(image, objects, flags)
+        ctx.metric("candidates", len(catalog))
+        ctx.metric("dipole_candidates", int(catalog.has("DIPOLE").sum()))
+        ctx.metric("threshold", self.config.threshold)
+        return {"catalog": catalog}
+
+    def _flags(self, image: Exposure, o: Objects, area: np.ndarray, label: np.ndarray, width: float) -> np.ndarray:
+        flags = np.where(o.snr < 0, bits("NEGATIVE"), 0)
+        flags |= np.where(np.isfinite(o.x_neg), bits("DIPOLE"), 0)
+        per_label = np.bincount(label, minlength=len(area))
+        flags |= np.where(per_label[o.label] > 1, bits("BLENDED"), 0)
+        flags |= np.where(area[o.label] > LARGE * width**2, bits("LARGE"), 0)
+        if len(o.x) and image.mask is not None:
+            reach = max(2, round(width / 2))
+            near = _patches(image.mask, np.rint(o.y).astype(int), np.rint(o.x).astype(int), reach, outside=-1)
+            planes = image.planes
+            edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
+            for name, wanted in (
+                ("EDGE", edge),
+                ("SATURATED", planes.bit("SAT")),
+                ("SATURATED_TEMPLATE", planes.bit("SAT_TEMPLATE")),
+                ("MASKED", planes.invalid & ~edge),
+            ):
+                hit = (near >= 0) & ((near & wanted) != 0)
+                if name == "EDGE":
+                    hit |= near < 0
+                flags |= np.where(hit.any(axis=(1, 2)), bits(name), 0)
+        return flags.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects in raster order of their peaks; lobe positions are NaN for single sources."""
+
+    y: np.ndarray
+    x: np.ndarray
+    snr: np.ndarray
+    label: np.ndarray
+    x_pos: np.ndarray
+    y_pos: np.ndarray
+    x_neg: np.ndarray
+    y_neg: np.ndarray
+
+
+def _middle(image: Exposure) -> tuple[float, float]:
+    return (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
+
+
+def _white_score(image: Exposure) -> Array:
+    if image.variance is None or image.psf is None:
+        missing = "variance" if image.variance is None else "PSF"
+        raise InputError(f"detect: the image has no {missing} and no score was given")
+    return matched_filter(image.image, image.variance, image.good(), image.psf.render)
+
+
+def _footprints(labels: Array, y: np.ndarray, x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Component number of each peak, and the area of each component (index 0 is outside)."""
+    backend = backend_of(labels)
+    xp = backend.xp
+    if not len(y):
+        return np.zeros(0, int), np.zeros(count + 1, int)
+    area = to_host(xp.bincount(labels.ravel(), minlength=count + 1))
+    return to_host(labels[backend.asarray(y), backend.asarray(x)]).astype(int), area
+
+
+def _patches(plane: Array, y: np.ndarray, x: np.ndarray, half: int, outside: float = np.nan) -> np.ndarray:
+    """Host windows of 2 half + 1 px around positions; ``outside`` beyond the edge."""
+    backend = backend_of(plane)
+    o = np.arange(-half, half + 1)
+    j, i = y[:, None, None] + o[None, :, None], x[:, None, None] + o[None, None, :]
+    inside = (j >= 0) & (i >= 0) & (j < plane.shape[0]) & (i < plane.shape[1])
+    j, i = np.clip(j, 0, plane.shape[0] - 1), np.clip(i, 0, plane.shape[1] - 1)
+    values = to_host(plane[backend.asarray(j), backend.asarray(i)])
+    return np.where(inside, values, outside)
+
+
+def _significant(snr: Array, y: np.ndarray, x: np.ndarray, value: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Indices of peaks that stand on their own: alone in their footprint, its highest, or behind a real saddle.
+
+    The saddle is the lowest S/N on the straight line to the nearest higher peak of the same footprint.
+    """
+    height = np.abs(value)
+    order = np.lexsort((np.arange(len(y)), -height, label))
+    nearest = np.full(len(y), -1)
+    starts = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0]) if len(order) else np.zeros(0, int)
+    for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True):
+        group = order[a:b]
+        for k in range(1, len(group)):
+            higher = group[:k]
+            d2 = (y[higher] - y[group[k]]) ** 2 + (x[higher] - x[group[k]]) ** 2
+            nearest[group[k]] = higher[np.argmin(d2)]
+    rival = np.flatnonzero(nearest >= 0)
+    keep = nearest < 0
+    if len(rival):
+        backend = backend_of(snr)
+        t = np.linspace(0, 1, 33)[1:-1]
+        to = nearest[rival]
+        j = np.rint(y[rival, None] + t * (y[to] - y[rival])[:, None]).astype(int)
+        i = np.rint(x[rival, None] + t * (x[to] - x[rival])[:, None]).astype(int)
+        line = to_host(snr[backend.asarray(j), backend.asarray(i)]) * np.sign(value[rival])[:, None]
+        drop = height[rival] - np.nanmin(np.where(np.isfinite(line), line, -np.inf), axis=1)
+        keep[rival] = drop > np.maximum(SADDLE, 0.1 * height[rival])
+    return np.flatnonzero(keep)
+
+
+def _subpixel(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Offset of the maximum of the least-squares quadratic through 3 x 3 pixels, at most 0.7 px an axis."""
+    p = np.where(np.isfinite(p), p, np.nanmin(p, axis=(1, 2), keepdims=True)) if len(p) else p
+    gx = (p[:, :, 2] - p[:, :, 0]).sum(1) / 6
+    gy = (p[:, 2, :] - p[:, 0, :]).sum(1) / 6
+    hxx = (p[:, :, 2] - 2 * p[:, :, 1] + p[:, :, 0]).sum(1) / 3
+    hyy = (p[:, 2, :] - 2 * p[:, 1, :] + p[:, 0, :]).sum(1) / 3
+    hxy = (p[:, 2, 2] - p[:, 2, 0] - p[:, 0, 2] + p[:, 0, 0]) / 4
+    det = hxx * hyy - hxy**2
+    ok = (det > 0) & (hxx < 0)
+    safe = np.where(ok, det, 1.0)
+    dx = np.where(ok, -(hyy * gx - hxy * gy) / safe, 0.0)
+    dy = np.where(ok, -(hxx * gy - hxy * gx) / safe, 0.0)
+    return np.clip(dy, -0.7, 0.7), np.clip(dx, -0.7, 0.7)
+
+
+def _pair(
+    y: np.ndarray, x: np.ndarray, value: np.ndarray, label: np.ndarray, labels: Array, width: float, ratio: float
+) -> Objects:
+    """Join each strongest pair of opposite neighbours into one dipole; every other peak stays an object."""
+    lobes: list[tuple[int, int]] = []
+    positive, negative = np.flatnonzero(value > 0), np.flatnonzero(value < 0)
+    if len(positive) and len(negative):
+        reach = LOBE_SIGMA * width / 2.3548
+        touching = _touching(labels, set(label[positive]), set(label[negative]))
+        near = cKDTree(np.c_[y[negative], x[negative]]).query_ball_point(np.c_[y[positive], x[positive]], 3 * reach)
+        options = []
+        for p, found in zip(positive, near, strict=True):
+            for n in negative[sorted(found)]:
+                distance = np.hypot(y[p] - y[n], x[p] - x[n])
+                weak, strong = sorted((abs(value[p]), abs(value[n])))
+                if weak >= ratio * strong and (distance <= reach or (label[p], label[n]) in touching):
+                    options.append((-weak, distance, int(p), int(n)))
+        taken: set[int] = set()
+        for _, _, p, n in sorted(options):
+            if not taken & {p, n}:
+                taken |= {p, n}
+                lobes.append((p, n))
+    single = np.ones(len(y), bool)
+    for p, n in lobes:
+        single[[p, n]] = False
+    nan = np.full(int(single.sum()), np.nan)
+    rows = [y[single], x[single], value[single], label[single].astype(float), nan, nan, nan, nan]
+    if lobes:
+        p, n = np.array(lobes).T
+        weight = np.abs(value[p]) / (np.abs(value[p]) + np.abs(value[n]))
+        strong = np.where(np.abs(value[p]) >= np.abs(value[n]), p, n)
+        pairs = [
+            weight * y[p] + (1 - weight) * y[n],
+            weight * x[p] + (1 - weight) * x[n],
+            value[strong],
+            label[strong].astype(float),
+            x[p],
+            y[p],
+            x[n],
+            y[n],
+        ]
+        rows = [np.r_[a, b] for a, b in zip(rows, pairs, strict=True)]
+    order = np.lexsort((rows[1], rows[0]))
+    yy, xx, vv, ll, *four = (r[order] for r in rows)
+    return Objects(yy, xx, vv, ll.astype(int), *four)
+
+
+def _touching(labels: Array, positive: set[int], negative: set[int]) -> set[tuple[int, int]]:
+    """Pairs (positive, negative) of components that touch when each is grown by one pixel."""
+    backend = backend_of(labels)
+    j, i = (to_host(a) for a in backend.xp.nonzero(labels))
+    own = to_host(labels[labels > 0])
+    out = set()
+    for dy in range(3):
+        for dx in range(-2, 3):
+            if dy == 0 and dx <= 0:
+                continue
+            jj, ii = j + dy, i + dx
+            ok = (jj < labels.shape[0]) & (ii >= 0) & (ii < labels.shape[1])
+            other = to_host(labels[backend.asarray(jj[ok]), backend.asarray(ii[ok])])
+            a = own[ok]
+            differ = (other > 0) & (other != a)
+            for one, two in {(int(k), int(m)) for k, m in zip(a[differ], other[differ], strict=True)}:
+                if one in positive and two in negative:
+                    out.add((one, two))
+                elif two in positive and one in negative:
+                    out.add((two, one))
+    return out
+
+
+def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
+    """The columns every catalogue starts with; flux and model are filled by `fit`."""
+    n = len(o.x)
+    unit = image.unit or u.dimensionless_unscaled
+    ra, dec = np.full(n, np.nan), np.full(n, np.nan)
+    if image.wcs is not None and n:
+        ra, dec = sky_positions(image, o.x, o.y)
+    nan = np.full(n, np.nan)
+    return Catalog(
+        {
+            "id": np.arange(1, n + 1, dtype=np.int64),
+            "x": o.x * u.pix,
+            "y": o.y * u.pix,
+            "ra": ra * u.deg,
+            "dec": dec * u.deg,
+            "flux": nan * unit,
+            "flux_err": nan * unit,
+            "snr": o.snr.astype(np.float64),
+            "model": np.full(n, "peak", dtype="U8"),
+            "flags": flags,
+            "x_pos": o.x_pos * u.pix,
+            "y_pos": o.y_pos * u.pix,
+            "x_neg": o.x_neg * u.pix,
+            "y_neg": o.y_neg * u.pix,
+        }
+    )
+
+
+def sky_positions(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """ra, dec (degrees, ICRS) of 0-based pixel positions."""
+    sky = image.wcs.pixel_to_world(x, y)
+    icrs = sky.icrs if hasattr(sky, "icrs") else sky.transform_to("icrs")
+    return np.asarray(icrs.ra.deg, float), np.asarray(icrs.dec.deg, float)
