@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stage ``psf``: the point-spread function of an exposure, from its file or measured from its stars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from skydelta.errors import AlgorithmError, InputError
+from skydelta.io.exposure import Exposure
+from skydelta.io.field import Domain
+from skydelta.io.psf import PixelPsf, fwhm
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_moffat, fit_pixels, radius, supported_order
+from skydelta.stages.stars import Stars, cutouts, find_stars
+
+LEAST_HALF = 12
+"""Smallest half-size of a measured PSF, px."""
+
+REACH = 4.0
+"""Half-size of a measured PSF in FWHM."""
+
+MOST = 500
+"""Stars used, the best by signal-to-noise."""
+
+HELD_OUT = 5
+"""Every fifth star takes no part in the fit."""
+
+FEW = 3
+"""Fewer stars than this are fitted by a profile, not pixel by pixel."""
+
+
+class PsfConfig(StageConfig):
+    """How the PSF is measured where the file has none."""
+
+    order: int = Field(2, ge=0, le=2, description="Total degree of the polynomial over the field.")
+    snr: float = Field(20.0, ge=8, description="Least signal-to-noise of a star, where enough are brighter.")
+
+
+class MeasurePsf(Stage[PsfConfig]):
+    """Set the PSF of an exposure.
+
+    A PSF that came with the file is kept. Otherwise isolated, unsaturated stars are moved to pixel centres and each
+    pixel becomes a polynomial over the field, weighted, clipped, and smooth in the wings; every fifth star is held
+    out and compared. One or two stars give a Moffat profile, flagged.
+
+    Raises
+    ------
+    AlgorithmError
+        No usable star and no PSF in the file (the counts are in the message).
+    """
+
+    name = "psf"
+    version = 1
+    inputs = {"image": Port(Exposure, "sky-subtracted image")}
+    outputs = {
+        "image": Port(Exposure, "the image with its PSF", replaces="image"),
+        "stars": Port(Stars, "the stars that were found"),
+    }
+
+    def halo(self) -> int:
+        return 66
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 16
+
+    def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]
+        stars = find_stars(image)
+        ctx.metric("stars_found", len(stars))
+        ctx.metric("psf_source", "file" if image.psf is not None else "stars")
+        if image.psf is None:
+            image = image.with_(psf=self._measure(ctx, image, stars))
+        ctx.metric("fwhm_px", field_fwhm(image))
+        return {"image": image, "stars": stars}
+
+    def _measure(self, ctx: Context, image: Exposure, stars: Stars) -> PixelPsf:
+        chosen = self._choose(ctx, image, stars)
+        width = float(np.median(chosen.fwhm))
+        half = max(LEAST_HALF, int(np.ceil(REACH * width)))
+        samples = _samples(image, chosen, half)
+        domain = Domain.of(image.shape)
+        ctx.metric("psf_stars", len(samples))
+        if len(samples) < FEW:
+            ctx.flag("psf_profile", f"{len(samples)} usable stars: the PSF is a constant Moffat profile")
+            ctx.metric("psf_order", 0)
+            return _profile(samples, width, image.shape)
+        held_out = np.arange(len(samples)) % HELD_OUT == HELD_OUT // 2
+        if len(samples) < 2 * HELD_OUT:
+            held_out[:] = False
+        order = supported_order(self.config.order, int((~held_out).sum()))
+        if order < self.config.order:
+            ctx.flag("psf_order_lowered", f"{len(samples)} stars support PSF order {order}, not {self.config.order}")
+        result = fit_pixels(samples, domain, order, width, held_out)
+        ctx.metric("psf_order", order)
+        ctx.metric("psf_stars_clipped", int((~result.used & ~held_out).sum()))
+        ctx.metric("psf_chi2", float(np.median(result.chi2[result.used])))
+        if held_out.any():
+            ctx.metric("psf_held_out", int(held_out.sum()))
+            ctx.metric("psf_held_out_chi2", float(np.median(result.chi2[held_out])))
+            ctx.metric("psf_held_out_residual", float(np.median(result.residual[held_out])))
+        return result.psf
+
+    def _choose(self, ctx: Context, image: Exposure, stars: Stars) -> Stars:
+        """The stars that the PSF is measured from, best first."""
+        clean = ~stars.saturated & (stars.flux > 0)
+        use = clean & stars.isolated
+        if not use.any() and clean.any():
+            use = clean
+            ctx.flag(
+                "psf_blended", f"none of the {int(clean.sum())} unsaturated stars is isolated; blended ones are used"
+            )
+        if not use.any():
+            lost = ", ".join(f"{v} {k}" for k, v in stars.rejected.items() if v)
+            raise AlgorithmError(
+                f"psf {image.id}".rstrip() + f": no usable star ({len(stars)} found, {int(stars.saturated.sum())} of "
+                f"them saturated or cut{'; rejected: ' + lost if lost else ''}); give a PSF with the image",
+                found=len(stars),
+                saturated=int(stars.saturated.sum()),
+                rejected=dict(stars.rejected),
+            )
+        index = np.flatnonzero(use)
+        index = index[np.argsort(-stars.snr[index], kind="stable")]
+        # fainter ones only where there are not enough to carry the polynomial
+        enough = max(int((stars.snr[index] >= self.config.snr).sum()), 30)
+        return stars.take(index[: min(enough, MOST)])
+
+
+def field_fwhm(exposure: Exposure) -> float:
+    """Median FWHM (px) of the exposure's PSF on a 3 x 3 grid over the field.
+
+    Raises
+    ------
+    InputError
+        The exposure has no PSF.
+    """
+    if exposure.psf is None:
+        raise InputError(f"{exposure.id or 'image'} has no PSF; run the psf stage first")
+    y, x = (np.repeat((np.arange(3) + 0.5) * n / 3 - 0.5, 3) for n in exposure.shape)
+    x = np.tile(x[::3], 3)
+    return float(np.median([fwhm(stamp) for stamp in exposure.psf.render(x, y)]))
+
+
+def _samples(image: Exposure, stars: Stars, half: int) -> Samples:
+    """Stamps of the stars, centred, with their variance."""
+    x, y = np.rint(stars.x).astype(int), np.rint(stars.y).astype(int)
+    good = image.good()
+    xp = image.backend.xp
+    raw = cutouts(xp.where(good, image.image, np.float32(0)), x, y, half + MARGIN)
+    usable = cutouts(good, x, y, half + MARGIN)
+    values = centre_stamps(raw, usable, stars.x - x, stars.y - y)
+    inner = np.s_[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
+    if image.variance is not None:
+        variance = cutouts(xp.where(good, image.variance, np.float32(0)), x, y, half)
+    else:
+        outside = radius(2 * half + 1) > half
+        sky = values[:, outside]
+        spread = 1.4826 * np.median(np.abs(sky - np.median(sky, axis=1)[:, None]), axis=1)
+        variance = np.broadcast_to(spread[:, None, None] ** 2, values.shape).copy()
+    typical = np.median(variance[usable[inner]]) if usable[inner].any() else 1.0
+    variance = np.where(variance > 0, variance, typical if typical > 0 else 1.0)
+    return Samples(values, variance, usable[inner], stars.flux, stars.x, stars.y)
+
+
+def _profile(samples: Samples, width: float, shape: tuple[int, int]) -> PixelPsf:
+    """A constant Moffat profile through one or two stars."""
+    weight = samples.flux**2 / np.median(samples.variance.reshape(len(samples), -1), axis=1)
+    weight /= weight.sum()
+    mean = np.tensordot(weight, samples.values / samples.flux[:, None, None], axes=(0, 0))
+    relative = np.median(samples.variance.reshape(len(samples), -1), axis=1) / samples.flux**2
+    noise = float(np.sqrt((weight**2 * relative).sum()))
+    profile = fit_moffat(mean[None], noise, width)
+    return PixelPsf.constant(profile.render(mean.shape[0])[0], shape)
