@@ -26,7 +26,7 @@ MOST = 500
 """Stars used, the best by signal-to-noise."""
 
 HELD_OUT = 5
-"""Every fifth star takes no part in the fit."""
+"""Every fifth star takes no part in a first fit, whose departure from it is reported; the final fit uses all."""
 
 FEW = 3
 """Fewer stars than this are fitted by a profile, not pixel by pixel."""
@@ -43,8 +43,8 @@ class MeasurePsf(Stage[PsfConfig]):
     """Set the PSF of an exposure.
 
     A PSF that came with the file is kept. Otherwise isolated, unsaturated stars are moved to pixel centres and each
-    pixel becomes a polynomial over the field, weighted, clipped, and smooth in the wings; every fifth star is held
-    out and compared. One or two stars give a Moffat profile, flagged.
+    pixel becomes a polynomial over the field, weighted, clipped, and smooth in the wings. A first fit leaves every fifth
+    star out and is compared with it. One or two stars give a Moffat profile, flagged.
 
     Raises
     ------
@@ -92,14 +92,16 @@ class MeasurePsf(Stage[PsfConfig]):
         order = supported_order(self.config.order, int((~held_out).sum()))
         if order < self.config.order:
             ctx.flag("psf_order_lowered", f"{len(samples)} stars support PSF order {order}, not {self.config.order}")
-        result = fit_pixels(samples, domain, order, width, held_out)
-        ctx.metric("psf_order", order)
-        ctx.metric("psf_stars_clipped", int((~result.used & ~held_out).sum()))
-        ctx.metric("psf_chi2", float(np.median(result.chi2[result.used])))
+        result = fit_pixels(samples, domain, order, width, np.zeros_like(held_out))
+        held_out &= result.used
         if held_out.any():
+            trial = fit_pixels(samples, domain, order, width, held_out)
             ctx.metric("psf_held_out", int(held_out.sum()))
-            ctx.metric("psf_held_out_chi2", float(np.median(result.chi2[held_out])))
-            ctx.metric("psf_held_out_residual", float(np.median(result.residual[held_out])))
+            ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
+            ctx.metric("psf_held_out_residual", trial.residual(held_out))
+        ctx.metric("psf_order", order)
+        ctx.metric("psf_stars_clipped", int((~result.used).sum()))
+        ctx.metric("psf_chi2", float(np.median(result.chi2[result.used])))
         return result.psf
 
     def _choose(self, ctx: Context, image: Exposure, stars: Stars) -> Stars:

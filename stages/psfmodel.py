@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import fft
+from scipy.ndimage import uniform_filter
 
 from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynomial_terms
 from skydelta.io.psf import PixelPsf
@@ -17,17 +19,23 @@ MARGIN = 6
 ROUNDS = 4
 """Times fluxes, clipping and model are improved in turn."""
 
-MODEL_ERROR = 0.005
+MODEL_ERROR = 0.01
 """Of the PSF's peak: brighter stars than this much noise do not count for more."""
 
 STAR_CLIP = 5.0
 """Stars whose chi2 exceeds the median by this many robust standard deviations leave."""
 
+WIDTH_CLIP = 3.3
+"""Stars whose width is off the model's by this many standard deviations leave."""
+
+LEAST_SCATTER = 0.005
+"""Of ln(FWHM) from star to star that no model follows."""
+
 PIXEL_CLIP = 5.0
 """Single pixels that far off leave, in units of noise and a tenth of the model."""
 
 DEGREE = 4
-"""Of the smooth functions that the PSF varies by."""
+"""Of the smooth functions that a PSF departs from a Moffat profile by."""
 
 SHAPE_ERROR = 0.03
 """How far a Moffat profile may be off a real one, relative: balances core and wings in its fit."""
@@ -65,16 +73,24 @@ class PsfFit:
     psf : PixelPsf
     used : bool (n,)
         Stars in the fit; neither held out nor clipped.
-    residual : float64 (n,)
-        rms of star minus model within one FWHM, over the model's peak, less the expected noise in quadrature.
+    excess : float64 (n,)
+        Mean square of star minus model within one FWHM less the expected variance, over the peak's square.
+    peak : float64 (n,)
+        Of the model of each star, image units.
     chi2 : float64 (n,)
         Per pixel, same circle.
     """
 
     psf: PixelPsf
     used: np.ndarray
-    residual: np.ndarray
+    excess: np.ndarray
+    peak: np.ndarray
     chi2: np.ndarray
+
+    def residual(self, stars: np.ndarray) -> float:
+        """rms departure of stars from the model over its peak, beyond the noise; bright stars count most."""
+        weight = self.peak[stars] ** 2
+        return float(np.sqrt(max((weight * self.excess[stars]).sum() / weight.sum(), 0.0)))
 
 
 def centre_stamps(stamps: np.ndarray, usable: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
@@ -128,15 +144,15 @@ def fit_pixels(samples: Samples, domain: Domain, order: int, fwhm: float, held_o
     noise = np.sqrt(np.median(np.where(samples.usable, samples.variance, np.nan).reshape(n, -1), axis=1))
     noise = np.where(np.isfinite(noise), noise, np.sqrt(np.nanmedian(samples.variance.reshape(n, -1), axis=1)))
     coefficients = np.median((samples.values / flux[:, None, None])[used], axis=0)[None]
-    chi2 = residual = np.zeros(n)
+    chi2 = excess = peak = np.zeros(n)
     model = np.repeat(coefficients, n, axis=0)
     for step in range(ROUNDS + 1):
         if step:
             values = (samples.values - sky[:, None, None]) / flux[:, None, None]
             star = used / ((noise / flux) ** 2 + (MODEL_ERROR * model[:, core].max(axis=1)) ** 2)
             coefficients = _solve(values, weight * star[:, None, None], phi)
-            pixel_noise = 1 / np.sqrt(star.sum())
-            coefficients = smooth(coefficients, fwhm, pixel_noise)
+            covariance = np.linalg.inv((phi * star[:, None]).T @ phi)
+            coefficients = smooth(coefficients, fwhm, np.sqrt(np.diag(covariance)))
             model = np.tensordot(phi, coefficients, axes=(1, 0))
         model = model / model.sum(axis=(1, 2), keepdims=True)
         flux, sky = _fit_fluxes(samples.values, weight, model)
@@ -146,17 +162,68 @@ def fit_pixels(samples: Samples, domain: Domain, order: int, fwhm: float, held_o
         weight = np.where(samples.usable & ((scaled < PIXEL_CLIP**2) | (r <= 0.5 * fwhm)), 1.0, 0.0)
         inside = samples.usable & core
         count = np.maximum(inside.sum(axis=(1, 2)), 1)
-        tolerated = samples.variance + (MODEL_ERROR * flux * model.max(axis=(1, 2)))[:, None, None] ** 2
+        peak = flux * model.max(axis=(1, 2))
+        tolerated = samples.variance + (MODEL_ERROR * peak)[:, None, None] ** 2
         fault = np.where(inside, squared / tolerated, 0).sum(axis=(1, 2)) / count
-        usual = np.median(fault[used])
-        spread = 1.4826 * np.median(np.abs(fault[used] - usual))
-        fine = (fault <= usual + STAR_CLIP * max(spread, 0.1 * usual)) & (flux > 0)
-        used = ~held_out & (fine if (~held_out & fine).sum() >= 3 * phi.shape[1] or order == 0 else flux > 0)
+        fine = (flux > 0) & (fault <= _usual(fault[used], 0.1))
+        broader, error = _broadening(deviation, (samples.usable & (r <= 1.5 * fwhm)) / samples.variance, model, flux)
+        fine &= _consistent(broader, error, phi, ~held_out & fine)
+        enough = (~held_out & fine).sum() >= max(3 * phi.shape[1], (~held_out).sum() / 2)
+        used = ~held_out & (fine if enough else flux > 0)
         chi2 = np.where(inside, squared / samples.variance, 0).sum(axis=(1, 2)) / count
-        excess = np.where(inside, squared - samples.variance, 0).sum(axis=(1, 2)) / count
-        residual = np.sign(excess) * np.sqrt(np.abs(excess)) / (flux * model.max(axis=(1, 2)))
+        excess = np.where(inside, squared - samples.variance, 0).sum(axis=(1, 2)) / (count * peak**2)
     psf = PixelPsf(coefficients / coefficients[0].sum(), order, domain)
-    return PsfFit(psf, used, residual, chi2)
+    return PsfFit(psf, used, excess, peak, chi2)
+
+
+def _usual(values: np.ndarray, least: float) -> float:
+    """Median plus `STAR_CLIP` robust standard deviations, these at least a share of the median."""
+    middle = float(np.median(values))
+    return middle + STAR_CLIP * max(1.4826 * float(np.median(np.abs(values - middle))), least * middle)
+
+
+def _broadening(
+    deviation: np.ndarray, weight: np.ndarray, model: np.ndarray, flux: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """How much wider each star is than its model, d ln(FWHM), and its error: galaxies and blends show here first."""
+    axes = (1, 2)
+    o = np.arange(model.shape[1]) - model.shape[1] // 2
+    mode = -(2 * model + o * np.gradient(model, axis=2) + o[:, None] * np.gradient(model, axis=1))
+    power = np.maximum((weight * model**2).sum(axis=axes), np.finfo(float).tiny)
+    mode -= model * ((weight * mode * model).sum(axis=axes) / power)[:, None, None]
+    information = np.maximum((weight * mode**2).sum(axis=axes), np.finfo(float).tiny)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        broader = (weight * deviation * mode).sum(axis=axes) / (information * flux)
+        return np.nan_to_num(broader), np.nan_to_num(1 / (np.sqrt(information) * np.abs(flux)), posinf=1e6)
+
+
+def _consistent(broader: np.ndarray, error: np.ndarray, phi: np.ndarray, use: np.ndarray) -> np.ndarray:
+    """Stars whose width agrees with a polynomial through all others: the worst one leaves until all do.
+
+    Each is compared with the fit without it (residual / (1 - leverage)), so that a star far from others cannot hide.
+    """
+    fine = np.ones(len(broader), bool)
+    index = np.flatnonzero(use)
+    while len(index) > max(phi.shape[1] + 2, use.sum() / 2):
+        a, b = phi[index], broader[index]
+        scatter2 = LEAST_SCATTER**2
+        for _ in range(3):
+            w = 1 / np.sqrt(error[index] ** 2 + scatter2)
+            q, _ = np.linalg.qr(a * w[:, None])
+            residual = b * w - q @ (q.T @ (b * w))
+            spread = 1.4826 * np.median(np.abs(residual)) * np.sqrt(len(index) / (len(index) - phi.shape[1]))
+            precise = w >= np.median(w)
+            excess = np.median(residual[precise] ** 2 / w[precise] ** 2) / 0.4549 - np.median(
+                error[index][precise] ** 2
+            )
+            scatter2 = max(excess, LEAST_SCATTER**2)
+        z = np.abs(residual) / np.sqrt(np.maximum(1 - (q**2).sum(axis=1), 1e-3)) / max(spread, 1.0)
+        worst = int(np.argmax(z))
+        if z[worst] <= WIDTH_CLIP:
+            break
+        fine[index[worst]] = False
+        index = np.delete(index, worst)
+    return fine
 
 
 def radius(m: int) -> np.ndarray:
@@ -187,12 +254,12 @@ def _fit_fluxes(values: np.ndarray, weight: np.ndarray, model: np.ndarray) -> tu
     return (s1 * spv - sp * sv) / determinant, (spp * sv - sp * spv) / determinant
 
 
-def smooth(coefficients: np.ndarray, fwhm: float, noise: float) -> np.ndarray:
+def smooth(coefficients: np.ndarray, fwhm: float, noise: np.ndarray) -> np.ndarray:
     """Take the noise out of the wings of the mean PSF and out of its variation.
 
-    The mean PSF turns into an elliptical Moffat profile M where its pixels are noise. The variation is projected on
-    M X^i Y^j, i + j <= `DEGREE`, with (X, Y) = (dx, dy) / sqrt(a^2 + r^2): bounded, as steep as the wings, and with
-    all derivatives of a Moffat profile among them.
+    The mean PSF becomes its Moffat profile M where its pixels are noise. The variation is first what size and shape
+    of a Moffat profile of unit sum do, which ties the wings to the core; then M X^i Y^j, i + j <= `DEGREE`, with
+    (X, Y) = (dx, dy) / sqrt(a^2 + r^2). What such functions leave is kept as far as it exceeds the noise.
 
     Parameters
     ----------
@@ -200,25 +267,39 @@ def smooth(coefficients: np.ndarray, fwhm: float, noise: float) -> np.ndarray:
         Image of each spatial term, the constant one first.
     fwhm : float
         px.
-    noise : float
-        Standard deviation of a pixel of the mean PSF.
+    noise : float64 (n_p,)
+        Standard deviation of their pixels.
     """
-    profile = fit_moffat(coefficients[:1], noise, fwhm)
+    profile = fit_moffat(coefficients[:1], float(noise[0]), fwhm)
     m = coefficients.shape[1]
-    wings = profile.render(m)[0]
-    r = radius(m)
+    wings, beta = profile.render(m)[0], profile.beta[0]
+    r, o = radius(m), np.arange(m) - m // 2
     # where single pixels carry less than 4 times their noise, the profile knows better
-    start = float(np.clip(r[wings > 4 * noise].max(initial=0.0), fwhm, 4.0 * fwhm))
+    start = float(np.clip(r[wings > 4 * noise[0]].max(initial=0.0), fwhm, 4.0 * fwhm))
     t = np.clip((r - 0.8 * start) / (0.5 * start), 0, 1)
     t = t * t * (3 - 2 * t)
-    mean = (1 - t) * (coefficients[0] - profile.pedestal[0]) + t * wings
-    o = np.arange(m) - m // 2
     bound = np.sqrt(profile.scale[0] ** 2 + r * r)
     x, y = o / bound, o[:, None] / bound
-    basis = np.stack([(wings * x**i * y**j).ravel() for i, j in polynomial_exponents(DEGREE)], axis=1)
-    orthogonal = np.linalg.qr(basis)[0]
-    varying = coefficients[1:].reshape(len(coefficients) - 1, -1)
-    return np.concatenate([mean[None], (varying @ orthogonal @ orthogonal.T).reshape(-1, m, m)])
+    core = wings * (1 - x * x - y * y)
+    shape = _projector([wings * (beta * (x * x + y * y) - 1), wings * (x * x - y * y), wings * x * y])
+    local = _projector([core * x**i * y**j for i, j in polynomial_exponents(DEGREE)])
+    out = np.empty_like(coefficients)
+    mean = (1 - t) * (coefficients[0] - profile.pedestal[0]) + t * wings
+    near = wings + local(mean - wings)
+    rest = mean - near
+    kept = 1 - noise[0] ** 2 / np.maximum(uniform_filter(rest**2, 5), noise[0] ** 2)  # James & Stein (1961)
+    out[0] = near + kept * rest
+    for p in range(1, len(coefficients)):
+        out[p] = shape(coefficients[p])
+        rest = local(coefficients[p] - out[p])
+        out[p] += rest * max(0.0, 1 - count_terms(DEGREE) * noise[p] ** 2 / (rest**2).sum())
+    return out
+
+
+def _projector(functions: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Least squares of an image (m, m) on these functions."""
+    q = np.linalg.qr(np.stack([f.ravel() for f in functions], axis=1))[0]
+    return lambda image: (q @ (q.T @ image.ravel())).reshape(image.shape)
 
 
 @dataclass(frozen=True)

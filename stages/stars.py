@@ -215,7 +215,7 @@ def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Sha
 
 def _empty(rejected: Mapping[str, int]) -> Stars:
     none, no = np.zeros(0), np.zeros(0, bool)
-    return Stars(*[none] * 7, no, no, rejected)
+    return Stars(none, none, none, none, none, none, none, no, no, rejected)
 
 
 def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks:
