@@ -67,12 +67,15 @@ class StampSums:
         sum w T^2.
     pixels : (n,)
         Number of pixels with weight.
+    noise : (n, t, t)
+        Expected part of q that comes from the noise of the convolved image, not from its signal.
     """
 
     q: np.ndarray
     r: np.ndarray
     y: np.ndarray
     pixels: np.ndarray
+    noise: np.ndarray
 
     def chi2(self, c: np.ndarray) -> np.ndarray:
         """sum w (T - c X)^2 of every stamp for local coefficients c (n, t)."""
@@ -84,6 +87,8 @@ def stamp_sums(
     stamps: Array,
     target: Array,
     weight: Array,
+    variance: Array,
+    gram: np.ndarray,
     background: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray,
@@ -98,6 +103,10 @@ def stamp_sums(
         Of the image to convolve.
     target, weight : float32 (n, m, m)
         Of the other image, and inverse variance (0 for bad pixels).
+    variance : float32 (n, m, m)
+        Of the image to convolve.
+    gram : float64 (n_b, n_b)
+        Covariance of the basis planes for unit noise: sum_u B_b(u) (rho (x) B_b')(u).
     background : float64 (n, n_q, m, m)
         Background terms at the pixels.
     rows, columns, pairs
@@ -127,11 +136,14 @@ def stamp_sums(
                     xp.matmul(wx, t.transpose(0, 2, 1))[:, :, 0],
                     (w * t * t).sum(axis=(1, 2)),
                     (w > 0).sum(axis=(1, 2)),
+                    (w[:, 0] * variance[cut].reshape(n, -1)).sum(axis=1),
                 )
             ]
         )
-    q, r, y, pixels = (np.concatenate(p) for p in zip(*parts, strict=True))
-    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels)
+    q, r, y, pixels, level = (np.concatenate(p) for p in zip(*parts, strict=True))
+    noise = np.zeros_like(q)
+    noise[:, : len(gram), : len(gram)] = level[:, None, None] * gram
+    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels, noise)
 
 
 @dataclass(frozen=True)
@@ -170,14 +182,30 @@ def assemble(sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray) 
     -------
     float64 (size, size), float64 (size,)
     """
+    f = phi[use]
+    b = (sums.r[use].T @ f).reshape(-1)[layout.free.ravel()]
+    return _kronecker(f, sums.q[use], layout), b
+
+
+def undiluted(
+    a: np.ndarray, inverse: np.ndarray, sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray
+) -> np.ndarray:
+    """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
+
+    That image is the regressor, and noise in a regressor adds N to the matrix but nothing to the right-hand side: it
+    pulls the kernel towards zero (errors in variables; Fuller 1987, section 1.2). Solving with A - N is exact on
+    average but unstable where the data say little; the first order at most doubles such a component.
+    """
+    return a + inverse @ (_kronecker(phi[use], sums.noise[use], layout) @ a)
+
+
+def _kronecker(phi: np.ndarray, blocks: np.ndarray, layout: Layout) -> np.ndarray:
+    """sum_s (phi_s phi_s^T) kron block_s, restricted to the free parameters."""
     t, n_p = layout.free.shape
-    f, q = phi[use], sums.q[use]
-    outer = np.einsum("np,nq->npq", f, f).reshape(len(f), -1)
-    full = (outer.T @ q.reshape(len(f), -1)).reshape(n_p, n_p, t, t).transpose(2, 0, 3, 1)
+    outer = np.einsum("np,nq->npq", phi, phi).reshape(len(phi), -1)
+    full = (outer.T @ blocks.reshape(len(phi), -1)).reshape(n_p, n_p, t, t).transpose(2, 0, 3, 1)
     keep = layout.free.ravel()
-    a = full.reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
-    b = (sums.r[use].T @ f).reshape(-1)[keep]
-    return a, b
+    return full.reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
 
 
 @dataclass(frozen=True)

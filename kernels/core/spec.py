@@ -81,7 +81,7 @@ class KernelSpec:
     tolerance: Tolerance
 
 
-FRONTS = ("background", "convolve", "detect", "fit", "normal_equations", "resample")
+FRONTS = ("background", "convolve", "detect", "fit", "normal_equations", "resample", "subtract")
 """Modules of ``skydelta.kernels`` that register kernels."""
 
 _registry: dict[str, KernelSpec] = {}

@@ -16,9 +16,10 @@ from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
 from skydelta.kernels.backend import Array
 from skydelta.kernels.convolve import convolve_field, convolve_tiles, fill_masked
+from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.difference.noise import correlated_square, correlation
 from skydelta.stages.difference.score import Inputs, score
+from skydelta.stages.noise import correlated_square, correlation
 
 VARIANCE_TILE = 32
 """One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
@@ -96,14 +97,20 @@ class Difference(Stage[DifferenceConfig]):
         weight = np.abs(local)
         weight /= weight.sum(axis=(2, 3), keepdims=True)
         kept = convolve_tiles(good_moved.astype(np.float32), backend.asarray(weight, np.float32), VARIANCE_TILE)
-        reached = kept < np.float32(1 - self.config.lost_weight)
-        good = good_fixed & good_moved & ~reached
-
         sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / float(kernel.at(*kernel.domain.centre).sum()))
-        factor = np.float32(sign * scale)
-        nan = np.float32(np.nan)
-        image = xp.where(good, (fixed.image - convolved) * factor, nan)
-        variance = xp.where(good, (fixed.variance + spread) * np.float32(scale**2), nan)
+        made = SUBTRACT(
+            fixed=fixed.image,
+            convolved=convolved,
+            fixed_variance=fixed.variance,
+            spread=spread,
+            good=(good_fixed & good_moved).astype(np.int32),
+            kept=kept,
+            factor=sign * scale,
+            factor2=scale**2,
+            least=1 - self.config.lost_weight,
+        )
+        image, variance, good = made["difference"], made["variance"], made["usable"] > 0
+        reached = kept < np.float32(1 - self.config.lost_weight)
         mask, planes = self._mask(science, reference, forward, reached, kernel)
         mask = xp.where(good | ((mask & planes.invalid) != 0), mask, mask | planes.bit("NO_DATA"))
 

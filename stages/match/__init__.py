@@ -15,10 +15,11 @@ from skydelta.io.field import Domain, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.normal_equations import stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width
-from skydelta.stages.match.fit import Fit, fit, layout, supported_order
+from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import Registration, register_check
 from skydelta.stages.match.stamps import Selection, gather, model_weights, select
+from skydelta.stages.noise import correlation, smeared
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
 
@@ -31,7 +32,12 @@ FEW = 5
 class MatchConfig(StageConfig):
     """How the matching kernel is fitted."""
 
-    order: int = Field(2, ge=0, le=4, description="Total degree of the kernel's polynomial over the field.")
+    order: int | None = Field(
+        None,
+        ge=0,
+        le=4,
+        description="Total degree of the kernel's polynomial over the field; unset: 2, or 3 with 20 stamps a term.",
+    )
     background_order: int = Field(2, ge=0, le=4, description="Total degree of the differential background.")
     photometric: Literal["constant", "varying"] = Field(
         "constant", description="Is the flux ratio one number, or a polynomial of the kernel's order?"
@@ -157,13 +163,13 @@ class Match(Stage[MatchConfig]):
                 **{k.replace(" ", "_"): v for k, v in chosen.rejected.items()},
             )
         fitted = ~chosen.held_out
-        order = supported_order(self.config.order, int(fitted.sum()))
-        background_order = min(self.config.background_order, supported_order(2, int(fitted.sum())))
-        if order < self.config.order:
-            ctx.flag(
-                "order_lowered", f"{int(fitted.sum())} stamps support spatial order {order}, not {self.config.order}"
-            )
-        basis = gaussian_basis(width, half, DEGREES if fitted.sum() >= FEW else SMALL_BASIS)
+        count = int(fitted.sum())
+        order = chosen_order(count) if self.config.order is None else supported_order(self.config.order, count)
+        asked = PLAIN_ORDER if self.config.order is None else self.config.order
+        if order < asked:
+            ctx.flag("order_lowered", f"{count} stamps support spatial order {order}, not {asked}")
+        background_order = supported_order(self.config.background_order, count)
+        basis = gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS)
         domain = Domain.of(sharp.shape)
         weight, slope = model_weights(sharp, broad, chosen, stamp, scale, width)
         o = np.arange(-stamp, stamp + 1)
@@ -178,6 +184,8 @@ class Match(Stage[MatchConfig]):
             gather(sharp.image, chosen.x, chosen.y, stamp + half),
             gather(broad.image, chosen.x, chosen.y, stamp),
             weight,
+            gather(sharp.variance, chosen.x, chosen.y, stamp),
+            _noise_gram(basis, sharp),
             psi,
             basis.rows,
             basis.columns,
@@ -190,6 +198,13 @@ class Match(Stage[MatchConfig]):
         kernel = _kernel(direction, basis.images(), result, chosen, order, background_order, domain)
         _report(ctx, kernel, result, chosen, slope, width)
         return kernel
+
+
+def _noise_gram(basis: GaussianBasis, sharp: Exposure) -> np.ndarray:
+    """Covariance of the basis planes for unit noise in the image to convolve: float64 (n_b, n_b)."""
+    images = basis.images()
+    moved = smeared(images, correlation(sharp))
+    return images.reshape(basis.size, -1) @ moved.reshape(basis.size, -1).T
 
 
 def _kernel(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.io.field import count_terms
-from skydelta.kernels.normal_equations import Layout, Solution, StampSums, assemble, solve, solve_quickly
+from skydelta.kernels.normal_equations import Layout, Solution, StampSums, assemble, solve, solve_quickly, undiluted
 
 PASSES = 6
 """Most clipping passes."""
@@ -18,6 +18,12 @@ FLOOR = 0.05
 
 STAMPS_PER_TERM = 3
 """Stamps needed for each spatial term; with fewer the order is lowered."""
+
+
+PLAIN_ORDER, FINE_ORDER = 2, 3
+"""Spatial order of a kernel that is not told its own, and the one it rises to with `MANY` stamps for each term."""
+
+MANY = 20
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,12 @@ class Fit:
 def supported_order(asked: int, stamps: int) -> int:
     """The highest spatial order up to ``asked`` that this many stamps support; 0 with any stamp at all."""
     return max((p for p in range(asked + 1) if STAMPS_PER_TERM * count_terms(p) <= stamps), default=0)
+
+
+def chosen_order(stamps: int) -> int:
+    """Spatial order when none is asked for."""
+    fine = stamps >= MANY * count_terms(FINE_ORDER)
+    return FINE_ORDER if fine else supported_order(PLAIN_ORDER, stamps)
 
 
 def layout(n_basis: int, n_background: int, order: int, varying_scale: bool) -> Layout:
@@ -79,6 +91,6 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
             break
         used = left
     solution = solve(*assemble(sums, phi, free, used))
-    table = free.expand(solution.parameters)
+    table = free.expand(undiluted(solution.parameters, solution.covariance, sums, phi, free, used))
     chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
     return Fit(solution, free, table, chi2, used)

@@ -12,10 +12,13 @@ from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.stages.stars import Stars
 
 CELL = 100
-"""Side of the selection cells, px, in images of up to `MOST` cells."""
+"""Least side of the selection cells, px."""
 
-MOST = 900
-"""At most this many stamps: beyond, the fit gains nothing but time."""
+CELLS = 300
+"""At most this many cells: beyond 900 stamps the fit gains nothing but time."""
+
+PER_CELL = 3
+"""Stamps of one cell."""
 
 HELD_OUT = 5
 """Every fifth stamp takes no part in the fit."""
@@ -44,7 +47,9 @@ def gather(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> Array:
 
 
 def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach: int) -> Selection:
-    """The best star of each cell of a grid: isolated before blended, then bright before faint.
+    """The brightest stars of each cell of a grid.
+
+    Neighbours do no harm: the kernel acts on whatever is in the stamp, and a blend that varies is clipped.
 
     Parameters
     ----------
@@ -70,15 +75,14 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
         clean = bad == 0
     rejected["masked"] = int((~clean).sum())
     index = index[clean]
-    cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / MOST))))
-    per_cell = 1 if shape[0] * shape[1] > 30 * cell**2 else 3
-    order = index[np.lexsort((index, -stars.flux[index], ~stars.isolated[index]))]
+    cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / CELLS))))
+    order = index[np.lexsort((index, -stars.flux[index]))]
     key = (y[order] // cell) * (shape[1] // cell + 1) + x[order] // cell
     rank = np.zeros(len(order), int)
     by_key = np.argsort(key, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(key[by_key]) != 0]) if len(order) else np.zeros(0, int)
     rank[by_key] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
-    chosen = order[rank < per_cell]
+    chosen = order[rank < PER_CELL]
     rejected["fainter in cell"] = len(order) - len(chosen)
     chosen = chosen[np.lexsort((x[chosen], y[chosen]))]
     held = np.arange(len(chosen)) % HELD_OUT == HELD_OUT // 2

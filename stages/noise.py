@@ -70,20 +70,23 @@ def correlation(exposure: Exposure) -> np.ndarray | None:
     return 0.5 * (rho + rho[::-1, ::-1])
 
 
-def correlated_square(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:
-    """k(u) (rho (x) k)(u) of kernels (..., kh, kw): what the variance of a correlated image is convolved with.
-
-    With white noise it is the square of the kernel (subtraction.md 2.6); the sum is the variance gain of the kernel.
-    """
+def smeared(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:
+    """rho (x) k of kernels (..., kh, kw), on the kernels' own support."""
     if rho is None:
-        return kernels * kernels
+        return kernels
     half = rho.shape[0] // 2
-    pad = [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)]
-    padded = np.pad(kernels, pad)
+    padded = np.pad(kernels, [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)])
     h, w = kernels.shape[-2:]
-    moved = sum(
+    return sum(
         rho[j, i] * padded[..., 2 * half - j : 2 * half - j + h, 2 * half - i : 2 * half - i + w]
         for j in range(2 * half + 1)
         for i in range(2 * half + 1)
     )
-    return kernels * moved
+
+
+def correlated_square(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:
+    """k(u) (rho (x) k)(u) of kernels (..., kh, kw): what the variance of a correlated image is convolved with.
+
+    With white noise it is the square of the kernel; the sum is the variance gain of the kernel.
+    """
+    return kernels * smeared(kernels, rho)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Subtract, add variances, judge and blank: one pass over the pixels."""
+
+from __future__ import annotations
+
+from skydelta.kernels.core.fused import FusedKernel, Step
+from skydelta.kernels.cpu import subtract as twins
+
+_FILE = "subtract.cuh"
+
+SUBTRACT = FusedKernel(
+    "subtract_images",
+    (
+        Step("subtract", ("fixed", "convolved", "factor"), ("raw",), twins.subtract, "subtract", _FILE),
+        Step(
+            "add_variance",
+            ("fixed_variance", "spread", "factor2"),
+            ("raw_variance",),
+            twins.add_variance,
+            "add_variance",
+            _FILE,
+        ),
+        Step("judge", ("good", "kept", "least"), ("usable",), twins.judge, "judge", _FILE),
+        Step("blank", ("raw", "raw_variance", "usable"), ("difference", "variance"), twins.blank, "blank", _FILE),
+    ),
+    types={
+        **dict.fromkeys(
+            ("fixed", "convolved", "factor", "raw", "fixed_variance", "spread", "factor2", "raw_variance", "kept"),
+            "float32",
+        ),
+        **dict.fromkeys(("least", "difference", "variance"), "float32"),
+        **dict.fromkeys(("good", "usable"), "int32"),
+    },
+    outputs=("difference", "variance", "usable"),
+    scalars=("factor", "factor2", "least"),
+)
+"""D = (F - C) factor and its variance (V_F + V_C) factor^2, NaN where ``usable`` is 0.
+
+Planes: fixed, convolved, fixed_variance, spread, kept (share of the kernel's weight on good pixels; float32), good
+(int32). Scalars: factor, factor2 (its square), least (smallest share that is usable).
+"""
