@@ -262,7 +262,8 @@ def run_item(bound: tuple[Bound, ...], item: WorkItem, backend: Backend, out: Pa
     begin = time.perf_counter()
     with threadpool_limits(limits=1, user_api="blas"):
         for b in bound:
-            ctx = Context(backend, id=item.id, out=out)
+            raised = {name: text for step in steps for name, text in step["flags"].items()}
+            ctx = Context(backend, id=item.id, out=out, earlier=raised)
             hub.tell("step_started", item.id, b.step.id)
             wall, cpu = time.perf_counter(), time.process_time()
             try:

@@ -65,6 +65,8 @@ class Context:
         Filled by `metric`: name to value (float, int, str, or a list of them).
     flags : dict
         Filled by `flag`: name to one line of explanation.
+    earlier : dict
+        Flags of the steps before this one; `write` puts their names into the header.
     failures : list
         Filled by `fail`: the item goes on and its products are written, but it has failed.
     """
@@ -75,6 +77,7 @@ class Context:
     base: Path | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
     failures: list[SkydeltaError] = field(default_factory=list)
 
     def metric(self, name: str, value: Any) -> None:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Write the products of an item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from astropy import units as u
+from astropy.io import fits
+from pydantic import Field
+
+from skydelta.errors import ConfigError
+from skydelta.io.catalog import Catalog
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.writer import exposure_hdus, image_hdu, kernel_hdu, table_hdu, write_hdus
+from skydelta.io.matchkernel import MatchKernel
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+PREVIEW = 512
+"""Longest side of the pictures in ``preview.fits``, px."""
+
+
+class WriteConfig(StageConfig):
+    """What is written."""
+
+    stamp_half: int = Field(15, ge=3, le=100, description="Half-size of the candidates' stamps, px.")
+    regions: bool = Field(False, description="Also write catalog.reg, regions for DS9.")
+    votable: bool = Field(False, description="Also write catalog.vot, a VOTable.")
+
+
+class Write(Stage[WriteConfig]):
+    """Difference, catalogue, candidate stamps and previews into the folder of the item.
+
+    ``difference.fits``: SCI, VAR, DQ, SNR, KERNEL, PSF. ``catalog.ecsv`` and ``catalog.parquet``. ``stamps.fits``:
+    cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the catalogue, and table STAMPS with their ids.
+    ``preview.fits``: block means for the report, and the stamps of the kernel fit. Every file is whole or absent.
+    """
+
+    name = "write"
+    version = 1
+    inputs = {
+        "difference": Port(Exposure, "the difference"),
+        "score": Port(Exposure, "its signal-to-noise plane"),
+        "kernel": Port(MatchKernel, "the matching kernel"),
+        "catalog": Port(Catalog, "what was found"),
+        "science": Port(Exposure, "sky-subtracted science image"),
+        "matched": Port(Exposure, "matched reference"),
+    }
+    outputs = {"files": Port(list, "paths of what was written")}
+
+    def run(  # type: ignore[override]
+        self,
+        ctx: Context,
+        *,
+        difference: Exposure,
+        score: Exposure,
+        kernel: MatchKernel,
+        catalog: Catalog,
+        science: Exposure,
+        matched: Exposure,
+    ) -> dict[str, Any]:
+        if ctx.out is None:
+            raise ConfigError(
+                "write: no folder to write to; use it in a workflow, or `skydelta.write` for one exposure"
+            )
+        out = ctx.out
+        out.mkdir(parents=True, exist_ok=True)
+        *planes, psf = exposure_hdus(difference)
+        for i, flag in enumerate(sorted(ctx.earlier)):
+            planes[0].header[f"SDFLAG{i}"] = (flag, "what to know about this difference")
+        snr = image_hdu("SNR", score.image, difference, u.dimensionless_unscaled)
+        write_hdus(out / "difference.fits", [*planes, snr, kernel_hdu(kernel), psf])
+        catalog.save(out / "catalog.ecsv")
+        catalog.save(out / "catalog.parquet")
+        files = ["difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits"]
+        for wanted, name in ((self.config.regions, "catalog.reg"), (self.config.votable, "catalog.vot")):
+            if wanted:
+                catalog.save(out / name)
+                files.append(name)
+        images = {"SCIENCE": science.image, "TEMPLATE": matched.image, "DIFFERENCE": difference.image}
+        write_hdus(out / "stamps.fits", _stamps(images, catalog, self.config.stamp_half))
+        pictures = {
+            "SCIENCE": science.image,
+            "MATCHED": matched.image,
+            "DIFFERENCE": difference.image,
+            "SCORE": score.image,
+        }
+        write_hdus(out / "preview.fits", [*_previews(pictures), table_hdu(kernel.stamps, "STAMPS")])
+        ctx.metric("candidates", len(catalog))
+        return {"files": [out / f for f in files]}
+
+
+def _stamps(images: dict[str, Array], catalog: Catalog, half: int) -> list[Any]:
+    """Cubes (n, 2 half + 1, 2 half + 1) around the rows of a catalogue, NaN outside the image, and their ids."""
+    x, y = (np.rint(np.asarray(catalog[c].value, float)).astype(int) for c in ("x", "y"))
+    o = np.arange(-half, half + 1)
+    hdus = []
+    for name, plane in images.items():
+        backend = backend_of(plane)
+        rows, columns = y[:, None, None] + o[None, :, None], x[:, None, None] + o[None, None, :]
+        inside = (rows >= 0) & (columns >= 0) & (rows < plane.shape[0]) & (columns < plane.shape[1])
+        j, i = np.clip(rows, 0, plane.shape[0] - 1), np.clip(columns, 0, plane.shape[1] - 1)
+        cube = np.zeros((0, 2 * half + 1, 2 * half + 1), np.float32)
+        if len(x):
+            cube = np.where(inside, to_host(plane[backend.asarray(j), backend.asarray(i)]), np.float32(np.nan))
+        hdus.append(fits.ImageHDU(cube.astype(np.float32) if len(x) else None, name=name))
+    ids = fits.BinTableHDU.from_columns(
+        [
+            fits.Column("id", "K", array=np.asarray(catalog["id"])),
+            fits.Column("x0", "K", unit="pix", array=x - half),
+            fits.Column("y0", "K", unit="pix", array=y - half),
+        ],
+        name="STAMPS",
+    )
+    return [*hdus, ids]
+
+
+def _previews(planes: dict[str, Array]) -> list[fits.ImageHDU]:
+    """Means of square blocks (NaN pixels left out) with the block's side in card BLOCK."""
+    out = []
+    for name, plane in planes.items():
+        xp = backend_of(plane).xp
+        block = max(1, -(-max(plane.shape) // PREVIEW))
+        ny, nx = (-(-n // block) for n in plane.shape)
+        padded = xp.full((ny * block, nx * block), np.nan, np.float32)
+        padded[: plane.shape[0], : plane.shape[1]] = plane
+        ok = xp.isfinite(padded)
+        count = ok.reshape(ny, block, nx, block).sum(axis=(1, 3))
+        total = xp.where(ok, padded, np.float32(0)).reshape(ny, block, nx, block).sum(axis=(1, 3))
+        mean = xp.where(count > 0, total / xp.maximum(count, 1), np.float32(np.nan)).astype(np.float32)
+        hdu = fits.ImageHDU(to_host(mean), name=name)
+        hdu.header["BLOCK"] = (block, "side of the averaged blocks, px")
+        out.append(hdu)
+    return out
