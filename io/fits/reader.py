@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A FITS file as a list of HDUs, and the choice of the one that is wanted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from astropy.io import fits
+from astropy.table import Table
+
+from skydelta.errors import InputError
+from skydelta.io.fits import tiled
+from skydelta.io.fits.layout import Hdu, raw_pixels, scan
+from skydelta.io.storage import POSIX, Storage
+
+ROLES = {
+    "image": ("SCI", "IMAGE", "SCIENCE", "DATA"),
+    "variance": ("VAR", "VARIANCE"),
+    "sigma": ("ERR", "ERROR", "SIGMA", "RMS", "STDDEV"),
+    "uncertainty": ("UNCERT", "UNCERTAINTY"),
+    "variance component": ("VAR_POISSON", "VAR_RNOISE", "VAR_FLAT"),
+    "weight": ("WHT", "WEIGHT", "IVAR", "INVVAR"),
+    "mask": ("DQ", "MASK", "FLAGS", "BPM"),
+    "psf": ("PSF", "PSFIMAGE"),
+    "other": ("SNR", "CON", "KERNEL", "AREA", "D2IMARR", "WCSDVARR", "WCSCORR"),
+}
+"""What an HDU holds, by its name (EXTNAME, else EXTTYPE)."""
+
+_PLANES = ("variance", "sigma", "uncertainty", "weight", "mask", "psf")
+
+_ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
+
+_EXTENSION = re.compile(r"(?P<file>.*[^\[\]])\[(?P<ext>[^\[\]]+)\]\Z", re.DOTALL)
+
+
+class Source:
+    """HDUs with pixels behind them; `FitsFile` and `InMemory` say where from.
+
+    Attributes
+    ----------
+    label : str
+        For messages and notes: the path as given.
+    hdus : list of Hdu
+    oddities : list of str
+        What a careful reader should know about the file as a whole.
+    """
+
+    label: str
+    hdus: list[Hdu]
+    oddities: list[str]
+
+    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+        raise TypeError("a source implements _pixels")
+
+    def astropy(self) -> fits.HDUList:
+        """The whole file as astropy sees it (lookup tables of a WCS)."""
+        raise TypeError("a source implements astropy")
+
+    def close(self) -> None:
+        """Release the file."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def error(self, hdu: Hdu, message: str, **numbers: object) -> InputError:
+        return InputError(f"{self.label}: {hdu.label}: {message}", **numbers)
+
+    def read(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+        """Image header, pixels in native byte order (y, x), and what is odd about them.
+
+        Raises
+        ------
+        InputError
+            The HDU is no image, has no pixels, is truncated or damaged.
+        """
+        if hdu.fault:
+            raise self.error(hdu, hdu.fault)
+        if not hdu.is_image:
+            raise self.error(hdu, f"is a {hdu.kind}; an image is needed")
+        if 0 in (hdu.shape or (0,)):
+            raise self.error(hdu, f"has no pixel data (shape {hdu.shape})")
+        try:
+            return self._pixels(hdu)
+        except InputError as e:
+            raise self.error(hdu, str(e), **e.numbers) from None
+        except MemoryError:
+            raise self.error(hdu, f"shape {hdu.shape} does not fit in memory") from None
+
+    def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
+        """Cards of the HDU over those of a primary HDU without pixels."""
+        merged = (hdu.header if header is None else header).copy()
+        primary = self.hdus[0]
+        if primary is not hdu and not primary.shape:
+            merged.extend((c for c in primary.header.cards if c.keyword not in _STRUCTURE), unique=True)
+        return merged
+
+    def find(self, extension: str | int) -> Hdu:
+        """The HDU of this number or name (``SCI``, ``SCI,2``, ``1``).
+
+        Raises
+        ------
+        InputError
+            There is none; the message lists what there is.
+        """
+        wanted = str(extension).strip()
+        if re.fullmatch(r"\d+", wanted):
+            if int(wanted) < len(self.hdus):
+                return self.hdus[int(wanted)]
+        else:
+            name, _, version = wanted.upper().partition(",")
+            for hdu in self.hdus:
+                if hdu.name == name.strip() and (not version or str(hdu.version) == version.strip()):
+                    return hdu
+            if name == "PRIMARY":
+                return self.hdus[0]
+        raise InputError(f"{self.label}: no HDU {wanted!r}; it has {self.contents()}")
+
+    def image(self, extension: str | int | None = None) -> Hdu:
+        """The two-dimensional image that is asked for, or chosen by rule.
+
+        The rule: the first image named SCI or IMAGE (or SCIENCE, DATA), else the first two-dimensional image whose name
+        says nothing else.
+
+        Raises
+        ------
+        InputError
+            There is no image, or it has another number of dimensions.
+        """
+        if extension is not None:
+            hdu = self.find(extension)
+        else:
+            images = [h for h in self.hdus if h.fault is None and len(h.shape) == 2 and 0 not in h.shape]
+            named = [h for h in self.hdus if h.is_image and role(h) == "image"]
+            plain = [h for h in self.hdus if (h in images or (h.is_image and h.fault)) and role(h) is None]
+            best = next(iter([*named, *plain]), None)
+            if best is None:
+                raise InputError(f"{self.label}: {self._no_image()}")
+            hdu = best
+        if hdu.fault is None and hdu.is_image and hdu.shape and len(hdu.shape) != 2:
+            raise self.error(hdu, f"shape {hdu.shape} has {len(hdu.shape)} dimensions; an image of two is needed")
+        return hdu
+
+    def _no_image(self) -> str:
+        odd = [h for h in self.hdus if h.is_image and h.shape and 0 not in h.shape and len(h.shape) != 2]
+        if odd:
+            h = odd[0]
+            return f"no two-dimensional image: {h.label} has shape {h.shape}, {len(h.shape)} dimensions"
+        faulty = next((h for h in self.hdus if h.fault), None)
+        if faulty is not None:
+            return f"{faulty.label}: {faulty.fault}"
+        if any(h.is_image and len(h.shape) == 2 and 0 not in h.shape for h in self.hdus):
+            return f"no image HDU by rule, name one; it has {self.contents()}"
+        return f"no image HDU with pixel data; it has {self.contents()}"
+
+    def companion(self, kind: str, of: Hdu) -> Hdu | None:
+        """The HDU of the same file that plays a role (`ROLES`) for an image, by name and EXTVER."""
+        found = [h for h in self.hdus if h is not of and role(h) == kind and (h.is_image or h.fault)]
+        same = [h for h in found if h.version == of.version]
+        return next(iter(same or found), None)
+
+    def contents(self) -> str:
+        return "; ".join(h.describe() for h in self.hdus)
+
+
+_STRUCTURE = {
+    "SIMPLE", "XTENSION", "BITPIX", "NAXIS", "EXTEND", "PCOUNT", "GCOUNT", "GROUPS", "EXTNAME", "EXTVER", "EXTLEVEL",
+    "INHERIT", "CHECKSUM", "DATASUM", "BSCALE", "BZERO", "BLANK", "COMMENT", "HISTORY", "", "CONTINUE",
+}  # fmt: skip
+
+
+def role(hdu: Hdu) -> str | None:
+    """What an HDU holds by its name; None when the name says nothing."""
+    return _ROLE_OF.get(hdu.name)
+
+
+def split_extension(source: str) -> tuple[str, str | None]:
+    """``FILE[EXT]`` to (FILE, EXT); a file of that very name wins."""
+    match = _EXTENSION.match(source)
+    if match is None or Path(source).exists():
+        return source, None
+    return match["file"], match["ext"]
+
+
+class FitsFile(Source):
+    """A file, through a read route; pixels are read when they are asked for.
+
+    Raises
+    ------
+    InputError
+        Missing, a directory, empty, not FITS, no END card, or whole-file compression that cannot be undone.
+    """
+
+    def __init__(self, path: str | Path, storage: Storage = POSIX) -> None:
+        self.label = str(path)
+        self.content = storage.open(Path(path))
+        try:
+            self.hdus, self.oddities = scan(self.content, self.label)
+        except BaseException:
+            self.content.close()
+            raise
+
+    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+        data = self.content.read(hdu.data, hdu.size)
+        if len(data) != hdu.size:
+            raise InputError(f"data are truncated: {hdu.size} bytes expected, {len(data)} present")
+        if hdu.kind == "compressed image":
+            return tiled.decode(hdu, data)
+        return hdu.header, *raw_pixels(hdu, data)
+
+    def astropy(self) -> fits.HDUList:
+        return fits.HDUList.fromstring(self.content.read(0, self.content.size))
+
+    def close(self) -> None:
+        self.content.close()
+
+
+def open_file(path: str | Path, storage: Storage = POSIX) -> FitsFile:
+    """`FitsFile` as a context manager: ``with open_file(path) as source``."""
+    return FitsFile(path, storage)
+
+
+class InMemory(Source):
+    """astropy HDUs."""
+
+    def __init__(self, hdulist: fits.HDUList, label: str = "HDU list") -> None:
+        self.label, self.oddities, self._hdulist = label, [], hdulist
+        self.hdus = []
+        for i, hdu in enumerate(hdulist):
+            kind = "image" if hdu.is_image else "table"
+            self.hdus.append(Hdu(i, kind, hdu.header, shape=tuple(hdu.shape) if hdu.is_image else ()))
+
+    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+        data = np.asarray(self._hdulist[hdu.index].data)
+        return hdu.header, data.astype(data.dtype.newbyteorder("="), copy=False), []
+
+    def astropy(self) -> fits.HDUList:
+        return self._hdulist
+
+
+def inspect(path: str | Path) -> Table:
+    """What a file holds and what `skydelta.read` would take it for.
+
+    Returns
+    -------
+    astropy.table.Table
+        index, name, kind, shape (y, x), dtype after scaling, compression, bytes of data, role (what the HDU would be
+        read as), problem.
+
+    Raises
+    ------
+    InputError
+        Missing file, not FITS.
+    """
+    path, extension = split_extension(str(path))
+    with open_file(path) as source:
+        try:
+            chosen = source.image(extension)
+        except InputError:
+            chosen = None
+        rows = []
+        for h in source.hdus:
+            used = "" if not h.is_image or 0 in (h.shape or (0,)) else role(h) or ""
+            if chosen is not None and used in _PLANES and source.companion(used, chosen) is not h:
+                used = "other"
+            rows.append(
+                (
+                    h.index,
+                    h.name,
+                    h.kind,
+                    " x ".join(map(str, h.shape)),
+                    h.dtype if h.is_image and h.shape else "",
+                    h.compression,
+                    max(h.size, 0),
+                    "image" if h is chosen else "other" if used == "image" else used,
+                    h.fault or "",
+                )
+            )
+    columns = ("index", "name", "kind", "shape", "dtype", "compression", "bytes", "role", "problem")
+    return Table(rows=rows, names=columns, meta={"oddities": source.oddities})

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Routes by which the bytes of files arrive, and the one way files are written: whole or not at all.
+
+A route opens a path and hands out byte ranges; whole-file compression is undone on the way, so that everything above
+sees FITS blocks. Routes that read straight into device memory follow the same protocol.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+from skydelta.errors import InputError
+
+CONTAINERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x1f\x9d": "LZW", b"PK\x03\x04": "zip"}
+"""First bytes of whole-file compressions; the suffix decides nothing."""
+
+_INFLATE = {"gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": lzma.decompress}
+
+
+class Content(Protocol):
+    """The uncompressed bytes of one file."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes from ``offset``; fewer only at the end of the file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """A read route."""
+
+    name: str
+
+    def open(self, path: Path) -> Content:
+        """Open a file for reading byte ranges.
+
+        Raises
+        ------
+        InputError
+            Missing, a directory, empty or unreadable.
+        """
+        ...
+
+
+class _File:
+    """Byte ranges by positioned reads: nothing is mapped, so a file that shrinks meanwhile cannot kill the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except OSError as e:
+            raise InputError(f"{path}: cannot be opened: {e.strerror}") from None
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts, wanted = [], size
+        while wanted > 0:
+            try:
+                part = os.pread(self._file.fileno(), min(wanted, 1 << 30), offset)
+            except OSError as e:
+                raise InputError(f"{self._path}: cannot be read at byte {offset}: {e.strerror}") from None
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            wanted -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Memory:
+    """Bytes already in host memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        self._data = b""
+
+
+class Posix:
+    """Plain system reads into host memory."""
+
+    name = "posix"
+
+    def open(self, path: Path) -> Content:
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory; a file is needed")
+        file = _File(path)
+        if file.size == 0:
+            file.close()
+            raise InputError(f"{path}: is empty (0 bytes)")
+        kind = container(file.read(0, 8))
+        if kind is None:
+            return file
+        try:
+            return Memory(_decompress(path, kind, file.read(0, file.size)))
+        finally:
+            file.close()
+
+
+POSIX = Posix()
+
+
+def container(head: bytes) -> str | None:
+    """Whole-file compression by its first bytes, or None."""
+    return next((kind for magic, kind in CONTAINERS.items() if head.startswith(magic)), None)
+
+
+def _decompress(path: Path, kind: str, data: bytes) -> bytes:
+    if kind not in _INFLATE:
+        raise InputError(
+            f"{path}: whole-file {kind} compression cannot be read; allowed: {', '.join(_INFLATE)} "
+            "(decompress it first)"
+        )
+    try:
+        return _INFLATE[kind](data)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as e:
+        raise InputError(f"{path}: damaged {kind} stream of {len(data)} bytes: {e}") from None
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """Write under a temporary name in the same folder, flush to disk, rename; nothing is left behind on failure.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or cannot be written, or the disk is full.
+    """
+    temporary = None
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as e:
+        raise InputError(f"{path}: cannot be written: {e.strerror or e}") from None
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+    return path
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
