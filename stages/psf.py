@@ -26,7 +26,7 @@ MOST = 500
 """Stars used, the best by signal-to-noise."""
 
 HELD_OUT = 5
-"""Every fifth star takes no part in a first fit, whose departure from it is reported; the final fit uses all."""
+"""Every fifth star takes no part in a second fit, whose departure from it is reported."""
 
 FEW = 3
 """Fewer stars than this are fitted by a profile, not pixel by pixel."""
@@ -43,8 +43,8 @@ class MeasurePsf(Stage[PsfConfig]):
     """Set the PSF of an exposure.
 
     A PSF that came with the file is kept. Otherwise isolated, unsaturated stars are moved to pixel centres and each
-    pixel becomes a polynomial over the field, weighted, clipped, and smooth in the wings. A first fit leaves every fifth
-    star out and is compared with it. One or two stars give a Moffat profile, flagged.
+    pixel becomes a polynomial over the field, weighted, clipped, and smooth in the wings. A second fit without every
+    fifth star is compared with these. One or two stars give a Moffat profile, flagged.
 
     Raises
     ------

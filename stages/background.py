@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stage ``background``: the sky, fitted and subtracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.interpolate import make_interp_spline
+from scipy.ndimage import median_filter
+
+from skydelta.errors import AlgorithmError
+from skydelta.io.exposure import Exposure
+from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynomial_terms
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.background import LARGEST, cell_statistics
+from skydelta.kernels.core.tiles import TileGrid
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+BLOCK = 4
+"""Side of the blocks that sources are looked for in, px."""
+
+SKIPPED = 64
+"""Cells of this side, px, or more are first measured on every second pixel along both axes."""
+
+ACROSS = 10
+"""Cells along the shorter side of an image that is too small for cells of `LARGEST` px."""
+
+SOURCE = 3.5
+"""Blocks this many standard deviations off the sky belong to sources."""
+
+NOISE_RATIO = 1.5
+"""The measured noise may differ from the variance plane's by this factor before it is flagged."""
+
+
+class BackgroundConfig(StageConfig):
+    """How the sky is modelled."""
+
+    model: Literal["polynomial", "mesh"] = Field(
+        "polynomial",
+        description="polynomial: smooth, for differences; mesh: follows the sky from cell to cell",
+    )
+    order: int = Field(2, ge=0, le=4, description="Total degree of the polynomial.")
+    cell: int | None = Field(
+        None,
+        ge=16,
+        le=LARGEST,
+        multiple_of=BLOCK,
+        description="Side of a mesh cell, px; adapted to the image if unset.",
+    )
+
+
+class Background(Stage[BackgroundConfig]):
+    """Subtract the sky.
+
+    Cells of a mesh give clipped medians; a robust polynomial goes through them; sources that stand out of it are masked
+    and the cells are measured again. The polynomial is the default because the kernel match fits the differential
+    background anyway, and because a mesh carries the noise of its cells, and some light of large sources, into the
+    difference.
+
+    Raises
+    ------
+    AlgorithmError
+        No cell has enough usable pixels (the numbers are in the message).
+    """
+
+    name = "background"
+    version = 1
+    inputs = {"image": Port(Exposure, "image with its sky")}
+    outputs = {"image": Port(Exposure, "sky-subtracted image", replaces="image")}
+
+    def halo(self) -> int:
+        return LARGEST
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 16
+
+    def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]
+        size = self.config.cell or _cell(image.shape)
+        grid, domain = TileGrid(image.shape, size), Domain.of(image.shape)
+        good = image.good()
+        step = 2 if size >= SKIPPED else 1
+        first = _Cells.measure(image.image[::step, ::step], good[::step, ::step], size // step)
+        if not first.valid.any():
+            usable = float(good.mean())
+            raise AlgorithmError(
+                f"background {image.id}".rstrip()
+                + f": none of {first.valid.size} cells of {size} px has enough usable "
+                f"pixels ({usable:.2%} of all are usable, 10 % of a cell are needed)",
+                usable_fraction=usable,
+                cells=first.valid.size,
+            )
+        order = self.config.order
+        rough = fit_cells(first.median, first.count, first.sigma, first.grid, first.domain, order)
+        residual = image.image - _polynomial(image.backend, rough, order, domain)
+        source = _sources(image.backend, residual, good, first)
+        blank = good & ~source
+        second = _Cells.measure(residual, blank, size)
+        if second.valid.sum() < first.valid.sum() / 2:
+            ctx.flag(
+                "crowded_sky", f"sources fill {float(source.mean()):.0%} of the image: the sky is measured between them"
+            )
+            blank, second = good, _Cells.measure(residual, good, size)
+        fine = fit_cells(second.median, second.count, second.sigma, grid, domain, order)
+        if self.config.model == "polynomial":
+            sky = _polynomial(image.backend, fine, order, domain)
+        else:
+            sky = _mesh(image.backend, second, grid, fine, order, domain)
+        subtracted = residual - sky
+        self._report(ctx, image, subtracted, blank, second, (rough + fine)[0])
+        level = float((rough + fine)[0])
+        return {"image": image.with_(image=subtracted, notes={**image.notes, "sky_level": level})}
+
+    def _report(
+        self, ctx: Context, image: Exposure, subtracted: Array, blank: Array, cells: _Cells, level: float
+    ) -> None:
+        ctx.metric("sky_level", float(level))
+        ctx.metric("sky_sigma", float(np.median(cells.sigma[cells.valid])))
+        ctx.metric("sky_cells", int(cells.valid.sum()))
+        ctx.metric("sky_fraction", float(blank.mean()))
+        if image.variance is None:
+            return
+        xp = image.backend.xp
+        every = max(1, int(np.sqrt(blank.size / 2e5)))
+        part = np.s_[::every, ::every]
+        z = (subtracted[part] / xp.sqrt(image.variance[part]))[blank[part]]
+        if not z.size:
+            return
+        ratio = float(1.4826 * xp.median(xp.abs(z - xp.median(z))))
+        ctx.metric("sky_sigma_over_predicted", ratio)
+        if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
+            ctx.flag("variance_scale", f"the sky's noise is {ratio:.2f} times what the variance plane predicts")
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Statistics of mesh cells on the host: float64 and int64 (ny, nx)."""
+
+    grid: TileGrid
+    median: np.ndarray
+    sigma: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def measure(cls, image: Array, good: Array, size: int) -> _Cells:
+        xp = backend_of(image).xp
+        found = cell_statistics(xp.ascontiguousarray(image), xp.ascontiguousarray(good), size)
+        median, sigma, count = (to_host(a) for a in found)
+        return cls(TileGrid(image.shape, size), median.astype(float), sigma.astype(float), count.astype(int))
+
+    @property
+    def domain(self) -> Domain:
+        return Domain.of(self.grid.shape)
+
+    @property
+    def valid(self) -> np.ndarray:
+        return self.count > 0
+
+    def noise(self, shape: tuple[int, int]) -> np.ndarray:
+        """Sigma, resampled to a coarser or finer array over the same field; the usual one where a cell has none."""
+        known = self.sigma[self.valid & (self.sigma > 0)]
+        filled = np.where(self.valid & (self.sigma > 0), self.sigma, np.median(known) if known.size else 1.0)
+        rows, columns = ((2 * np.arange(n) + 1) * m // (2 * n) for n, m in zip(shape, filled.shape, strict=True))
+        return filled[rows[:, None], columns]
+
+
+def fit_cells(
+    median: np.ndarray, count: np.ndarray, sigma: np.ndarray, grid: TileGrid, domain: Domain, order: int
+) -> np.ndarray:
+    """Robust polynomial through the medians of mesh cells.
+
+    Weights are those of independent pixels; cells more than 3 robust standard deviations off leave. The degree is
+    lowered where there are fewer than 2 cells for each term.
+
+    Parameters
+    ----------
+    median, sigma : float (ny, nx)
+        As of `cell_statistics`; cells without a median do not take part.
+    count : int (ny, nx)
+    grid : TileGrid
+        The cells.
+    domain : Domain
+    order : int
+        Total degree.
+
+    Returns
+    -------
+    float64 (n_p,)
+        Coefficients of `polynomial_terms`; those above a lowered degree are 0.
+
+    Raises
+    ------
+    AlgorithmError
+        No cell has a median.
+    """
+    x, y = np.array([t.core.centre for t in grid]).T
+    values, weight = np.ravel(median).astype(float), np.sqrt(np.ravel(count).astype(float))
+    s = np.ravel(sigma).astype(float)
+    use = np.isfinite(values) & (weight > 0)
+    if not use.any():
+        raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
+    known = s[use & (s > 0)]
+    weight = weight / np.where(s > 0, s, np.median(known) if known.size else 1.0)
+    terms = polynomial_terms(*domain.uv(x, y), order).T
+    coefficients = np.zeros(terms.shape[1])
+    kept = use
+    for _ in range(10):
+        degree = order
+        while degree and kept.sum() < 2 * count_terms(degree):
+            degree -= 1
+        n = count_terms(degree)
+        w = weight[kept]
+        coefficients[:] = 0
+        coefficients[:n] = np.linalg.lstsq(terms[kept, :n] * w[:, None], values[kept] * w, rcond=None)[0]
+        off = np.abs(values - terms @ coefficients) * weight
+        new = use & (off <= 3 * max(1.4826 * float(np.median(off[kept])), 1.0))
+        if (new == kept).all():
+            break
+        kept = new
+    return coefficients
+
+
+def _cell(shape: tuple[int, int]) -> int:
+    """Largest side of a cell, px."""
+    return int(np.clip(min(shape) // ACROSS, 16, LARGEST))
+
+
+def _polynomial(backend: Backend, coefficients: np.ndarray, order: int, domain: Domain) -> Array:
+    """The polynomial as a float32 plane, from its one-dimensional factors."""
+    table = np.zeros((order + 1, order + 1))
+    for (i, j), c in zip(polynomial_exponents(order), coefficients, strict=True):
+        table[j, i] = c
+    h, w = domain.shape
+    along_y, along_x = (_chebyshev(n, order) for n in (h, w))
+    return _plane(backend, along_y.T @ table, along_x)
+
+
+def _chebyshev(n: int, order: int) -> np.ndarray:
+    """T_0 to T_order along a line of n pixels: float64 (order + 1, n)."""
+    return np.polynomial.chebyshev.chebvander((2 * np.arange(n) + 1) / n - 1, order).T
+
+
+def _plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:
+    """rows (H, k) times columns (k, W), summed in float32: as exact as the image it is subtracted from."""
+    return backend.asarray(rows, np.float32) @ backend.asarray(columns, np.float32)
+
+
+def _mesh(
+    backend: Backend, cells: _Cells, grid: TileGrid, coefficients: np.ndarray, order: int, domain: Domain
+) -> Array:
+    """Cell medians, smoothed by a 3 x 3 median, as a bicubic spline; empty cells take the polynomial's value."""
+    centre = np.array([t.core.centre for t in grid]).reshape(*cells.median.shape, 2)
+    x, y = centre[0, :, 0], centre[:, 0, 1]
+    filled = np.tensordot(
+        coefficients, polynomial_terms(*domain.uv(centre[..., 0], centre[..., 1]), order), axes=(0, 0)
+    )
+    table = median_filter(np.where(cells.valid, cells.median, filled), 3, mode="nearest")
+    rows, columns = (_spline(at, n) for at, n in ((y, domain.shape[0]), (x, domain.shape[1])))
+    return _plane(backend, rows @ table, columns.T)
+
+
+def _spline(nodes: np.ndarray, n: int) -> np.ndarray:
+    """Weights (n, nodes) of a cubic spline through the nodes at n pixels, constant beyond the first and last node."""
+    at = np.clip(np.arange(n), nodes[0], nodes[-1])
+    if len(nodes) == 1:
+        return np.ones((n, 1))
+    return make_interp_spline(nodes, np.eye(len(nodes)), k=min(3, len(nodes) - 1))(at)
+
+
+def _sources(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Array:
+    """bool (H, W): blocks of `BLOCK` px, grown by one, whose mean stands out of the noise of such blocks.
+
+    Both signs count, so that what is left is not skewed.
+    """
+    xp = backend.xp
+    h, w = (n // BLOCK for n in residual.shape)
+    inner = np.s_[: h * BLOCK, : w * BLOCK]
+    zero = np.float32(0)
+
+    def total(plane: Array) -> Array:
+        return plane.reshape(h, BLOCK, w, BLOCK).sum(axis=(1, 3))
+
+    number = total(good[inner].astype(np.float32))
+    z = total(xp.where(good, residual, zero)[inner]) / xp.sqrt(xp.maximum(number, np.float32(1)))
+    z = z / backend.asarray(cells.noise((h, w)), np.float32)
+    known = z[number > 0]
+    out = xp.zeros(residual.shape, bool)
+    if known.size:
+        spread = max(1.0, 1.4826 * float(xp.median(xp.abs(known - xp.median(known)))))
+        found = backend.ndimage.maximum_filter((xp.abs(z) > np.float32(SOURCE * spread)).astype(np.uint8), 3)
+        out[inner] = xp.repeat(xp.repeat(found > 0, BLOCK, axis=0), BLOCK, axis=1)
+    return out
