@@ -37,6 +37,9 @@ NEIGHBOUR = (4.0, 0.05)
 SHARPEST = 1.1
 """Single hot pixels have a FWHM of 1 px; no sampled star is that narrow."""
 
+WINDOW = 2.4
+"""Least FWHM of the window that stars are measured under, px: under a narrower one sampling pulls the centroids."""
+
 CLUMP = (0.7, 1.5)
 """Widths relative to the most common one that can be stars of a varying PSF."""
 
@@ -174,7 +177,7 @@ def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Sha
     ----------
     stamps : float64 (n, m, m)
     fwhm : float
-        Of the window, px.
+        Of the window, px; `WINDOW` at least.
 
     Returns
     -------
@@ -182,7 +185,7 @@ def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Sha
         FWHM inf where the light is too wide or not positive, 0 where it is a point.
     """
     n, m = stamps.shape[:2]
-    half, variance = m // 2, (fwhm / SIGMA_TO_FWHM) ** 2
+    half, variance = m // 2, (max(fwhm, WINDOW) / SIGMA_TO_FWHM) ** 2
     o = np.arange(-half, half + 1.0)
     centre = np.zeros((2, n))
 
@@ -231,8 +234,9 @@ def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks
     level = float(np.median(sample))
     # the measured spread counts where it is larger: correlated noise, crowding
     limit = level + THRESHOLD * max(1.0, 1.4826 * float(np.median(np.abs(sample - level))))
-    flat, w = snr.ravel(), image.shape[1]
-    index = xp.flatnonzero(flat > np.float32(limit))
+    index, w = xp.flatnonzero(snr.ravel() > np.float32(limit)), image.shape[1]
+    # of the light, not of the S/N: the variance of a narrow star is as peaked as the star
+    flat = xp.where(good, smooth, np.float32(0)).ravel()
     x, y = index % w, index // w
     for dy, dx in _nearest_first(max(1, round(0.9 * sigma))):
         inside = (x + dx >= 0) & (x + dx < w) & (y + dy >= 0) & (y + dy < image.shape[0])
@@ -241,7 +245,7 @@ def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks
         keep = (flat[index] > other) if (dy, dx) > (0, 0) else (flat[index] >= other)
         keep |= ~inside
         index, x, y = index[keep], x[keep], y[keep]
-    found = [to_host(a) for a in (x, y, flat[index], smooth.ravel()[index])]
+    found = [to_host(a) for a in (x, y, snr.ravel()[index], flat[index])]
     order = np.lexsort((to_host(index), -found[2]))
     return Peaks(*(a[order] for a in (found[0], found[1], found[2].astype(float), found[3].astype(float))))
 
