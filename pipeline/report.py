@@ -132,7 +132,7 @@ def _table(items: Sequence[Item], shown: set[str]) -> str:
             f'<td class="num">{item.seconds:.2f}</td><td>{flags}</td></tr>'
         )
     return (
-        '<section class="panel"><h2>Items</h2><div class="wide"><table>'
+        '<section class="panel"><h2>Items</h2><div class="wide" tabindex="0" role="region" aria-label="Items"><table>'
         f'<tr><th>item</th><th>status</th>{head}<th class="num">seconds</th><th>flags</th></tr>{"".join(rows)}'
         "</table></div></section>"
     )

@@ -13,7 +13,18 @@ import numpy as np
 from astropy.io import fits
 from astropy.table import Table
 
+from skydelta.io.catalog import Catalog, bits, names_of
+from skydelta.io.field import Domain, polynomial_terms
 from skydelta.pipeline import pictures
+
+CANDIDATES = 60
+"""At most this many candidates are shown as pictures, the most significant first."""
+
+SUSPECT = bits("EDGE", "MASKED", "SATURATED", "SATURATED_TEMPLATE", "LARGE", "NOT_CONVERGED", "NO_FIT")
+"""Candidates with one of these flags are shown after the others."""
+
+KERNEL_GRID = 5
+"""The kernel is drawn at this many places along each axis."""
 
 HISTOGRAM_PIXELS = 1_000_000
 """The score's histogram samples about this many pixels."""
@@ -101,6 +112,7 @@ def section(item: Item, root: Path) -> str:
         _notes(item),
         _pictures(item),
         _charts(item),
+        _candidates(item),
         _timings(item),
         _numbers(item),
         _links(item, root),
@@ -115,11 +127,12 @@ def _notes(item: Item) -> str:
     return f'<ul class="notes">{"".join(lines)}</ul>' if lines else ""
 
 
-def _figure(picture: str, title: str, words: str, label: str | None = None) -> str:
-    """A figure from a PNG address or SVG text."""
+def _figure(picture: str, title: str, words: str, pixels: bool = False) -> str:
+    """A figure from a PNG address or SVG text; ``pixels`` keeps enlarged pixels sharp."""
     if not picture.startswith("<svg"):
-        picture = f'<img alt="{escape(label or title, quote=True)}" src="{picture}">'
-    return f"<figure>{picture}<figcaption><b>{escape(title)}</b> {words}</figcaption></figure>"
+        picture = f'<img alt="{escape(title, quote=True)}" src="{picture}">'
+    caption = f"<figcaption><b>{escape(title)}</b> {words}</figcaption>"
+    return f"<figure{' class=pixels' if pixels else ''}>{picture}{caption}</figure>"
 
 
 def _pictures(item: Item) -> str:
@@ -145,7 +158,7 @@ def _pictures(item: Item) -> str:
             "SCORE",
             pictures.diverging(planes["SCORE"], REACH),
             "Score",
-            f"Signal-to-noise; blue to red is ±{REACH:g}. Transparent: no usable pixel.",
+            f"Signal-to-noise; blue to red is ±{REACH:g}. Hatched: no usable pixel.",
         ),
     ]
     figures = (_figure(pictures.data_uri(data), title, words) for _, data, title, words in shown)
@@ -153,23 +166,41 @@ def _pictures(item: Item) -> str:
 
 
 def _charts(item: Item) -> str:
-    figures = [*_kernel_charts(item), *_histogram(item)]
-    return f'<h3>Matching and noise</h3><div class="grid">{"".join(figures)}</div>' if figures else ""
+    difference, preview = item.folder / "difference.fits", item.folder / "preview.fits"
+    if not (difference.is_file() and preview.is_file()):
+        return ""
+    with fits.open(difference) as hdus:
+        shape = hdus["SCI"].shape
+        figures = [_kernel(hdus["KERNEL"], shape), *_stamps(Table.read(preview, hdu="STAMPS"), shape)]
+        figures += _histogram(hdus["SNR"].data)
+    return f'<h3>Matching and noise</h3><div class="grid">{"".join(figures)}</div>'
 
 
-def _kernel_charts(item: Item) -> Iterable[str]:
-    path = item.folder / "preview.fits"
-    if not path.is_file():
-        return
-    stamps = Table.read(path, hdu="STAMPS")
-    with fits.open(path) as hdus:
-        block = hdus["SCIENCE"].header.get("BLOCK", 1)
-        shape = tuple(n * block for n in hdus["SCIENCE"].shape)
-    roles = np.char.strip(np.asarray(stamps["role"], str)) if len(stamps) else np.empty(0, str)
-    count = {role: int((roles == role).sum()) for role in STAMP_MARKS}
+def _kernel(hdu: fits.ImageHDU, shape: tuple[int, int]) -> str:
+    """The matching kernel on a grid over the field, each centred where it belongs."""
+    h = hdu.header
+    domain = Domain((h["DOMNY"], h["DOMNX"]), (h["DOMY0"], h["DOMX0"]))
+    y, x = ((np.arange(KERNEL_GRID) + 0.5) * n / KERNEL_GRID - 0.5 for n in shape)
+    terms = polynomial_terms(*domain.uv(*np.meshgrid(x, y)), h["KORDER"])
+    tiles = np.tensordot(terms, hdu.data.astype(float), axes=(0, 0))
+    limit = float(np.abs(tiles).max()) or 1.0
+    root = np.sign(tiles) * np.sqrt(np.abs(tiles) / limit)
+    picture = pictures.data_uri(pictures.diverging(pictures.montage(root), 1.0))
+    words = (
+        f"{hdu.shape[1]} × {hdu.shape[2]} px at {KERNEL_GRID} × {KERNEL_GRID} places; the {h['KDIRECT']} image is "
+        "convolved. Square-root stretch, blue is negative."
+    )
+    return _figure(picture, "Kernel over the field", words, pixels=True)
+
+
+def _stamps(stamps: Table, shape: tuple[int, int]) -> Iterable[str]:
+    """Where the stamps of the fit are, and how well those held out are reproduced."""
+    x, y, chi2 = (np.asarray(stamps[name], float) for name in ("x", "y", "chi2"))
+    roles = [str(role).strip() for role in stamps["role"]]
+    count = {role: roles.count(role) for role in STAMP_MARKS}
     points = [
-        (row["x"], row["y"], STAMP_MARKS.get(role, "cross"), "", f"{role}, chi2 {row['chi2']:.2f}")
-        for row, role in zip(stamps, roles, strict=True)
+        (*at, STAMP_MARKS[role], "", f"{role}, chi squared {value:.2f}")
+        for *at, value, role in zip(x, y, chi2, roles, strict=True)
     ]
     words = (
         f'<span class="key"></span>{count["fit"]} used '
@@ -177,26 +208,17 @@ def _kernel_charts(item: Item) -> Iterable[str]:
         f'<span class="key x">×</span>{count["clipped"]} clipped'
     )
     yield _figure(pictures.field(shape, points, "Stamps of the kernel fit on the field"), "Stamps on the field", words)
-    held = [
-        (row["x"], row["y"], "dot", pictures.colour((row["chi2"] - 1) / 0.5), f"chi2 {row['chi2']:.2f}")
-        for row, role in zip(stamps, roles, strict=True)
-        if role == "held-out"
-    ]
-    if held:
-        median = float(np.median([row["chi2"] for row, role in zip(stamps, roles, strict=True) if role == "held-out"]))
-        label = "Chi squared per pixel of the stamps that were not fitted"
-        words = f"Median {number(median)}; blue 0.5, white 1, red 1.5 per pixel."
-        yield _figure(pictures.field(shape, held, label), "Held-out χ²", words)
+    held = np.flatnonzero(np.array(roles) == "held-out")
+    if len(held):
+        points = [(x[k], y[k], "dot", pictures.colour((chi2[k] - 1) / 0.5), f"chi squared {chi2[k]:.2f}") for k in held]
+        chart = pictures.field(shape, points, "Chi squared per pixel of the stamps that were not fitted")
+        words = f"Median {number(float(np.median(chi2[held])))}; blue 0.5, white 1, red 1.5 per pixel."
+        yield _figure(chart, "Held-out χ²", words)
 
 
-def _histogram(item: Item) -> Iterable[str]:
-    path = item.folder / "difference.fits"
-    if not path.is_file():
-        return
-    with fits.open(path) as hdus:
-        score = hdus["SNR"].data
-        every = max(1, int(np.sqrt(score.size / HISTOGRAM_PIXELS)))
-        values = np.asarray(score[::every, ::every], float)
+def _histogram(score: np.ndarray) -> Iterable[str]:
+    every = max(1, int(np.sqrt(score.size / HISTOGRAM_PIXELS)))
+    values = np.asarray(score[::every, ::every], float)
     values = values[np.isfinite(values)]
     if values.size:
         label = "Histogram of the score against a Gaussian of unit width"
@@ -205,6 +227,55 @@ def _histogram(item: Item) -> Iterable[str]:
             f"Beyond ±8 counted at the ends."
         )
         yield _figure(pictures.histogram(values, label, "signal-to-noise"), "Score of all pixels", words)
+
+
+def _candidates(item: Item) -> str:
+    table, cubes = item.folder / "catalog.ecsv", item.folder / "stamps.fits"
+    if not (table.is_file() and cubes.is_file()):
+        return ""
+    catalog = Catalog.load(table)
+    if not len(catalog):
+        return "<h3>Candidates</h3><p>None.</p>"
+    suspect = (np.asarray(catalog["flags"]) & SUSPECT) != 0
+    order = np.lexsort((-np.abs(np.asarray(catalog["snr"])), suspect))[:CANDIDATES]
+    with fits.open(cubes) as hdus:
+        if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
+            return "<h3>Candidates</h3><p>stamps.fits belongs to another catalogue.</p>"
+        cards = [_card(catalog[k], *(hdus[n].data[k] for n in ("SCIENCE", "TEMPLATE", "DIFFERENCE"))) for k in order]
+    of_all = f" of {len(catalog)}" if len(order) < len(catalog) else ""
+    return (
+        f'<h3>Candidates</h3><p class="soft">{len(order)}{of_all}: science, template, difference. Clean ones first, '
+        "then those with a flag that casts doubt, each by significance.</p>"
+        f'<div class="cards">{"".join(cards)}</div>'
+    )
+
+
+def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.ndarray) -> str:
+    """Three stamps of one candidate and its numbers."""
+    limits = pictures.sky_limits(np.stack([science, template]))
+    known = np.abs(difference[np.isfinite(difference)])
+    limit = max(REACH * pictures.robust_std(difference), float(np.percentile(known, 99.5))) if known.size else 1.0
+    drawn = (
+        pictures.grey(science, limits),
+        pictures.grey(template, limits),
+        pictures.diverging(difference, limit or 1.0),
+    )
+    name = f"candidate {row['id']}"
+    images = "".join(
+        f'<img alt="{name}, {words}" src="{pictures.data_uri(data)}">'
+        for words, data in zip(("science", "template", "difference"), drawn, strict=True)
+    )
+    x, y, ra, dec, flux, error = (float(row[c].value) for c in ("x", "y", "ra", "dec", "flux", "flux_err"))
+    flags = ", ".join(f.lower().replace("_", " ") for f in names_of(int(row["flags"])))
+    lines = [
+        f"<b>{row['id']}</b> {escape(str(row['model']))}, S/N {number(float(row['snr']))}",
+        f'flux {number(flux, 4)} ± {number(error, 2)} <span class="soft">{escape(str(row["flux"].unit or ""))}</span>',
+        f"x {x:.2f}, y {y:.2f}",
+        f'<span class="soft">ra {ra:.5f}, dec {dec:+.5f}</span>' if np.isfinite(ra) else "",
+        f'<span class="soft">{escape(flags)}</span>' if flags else "",
+    ]
+    text = "<br>".join(line for line in lines if line)
+    return f'<div class="card"><div class="trio">{images}</div><p class="num">{text}</p></div>'
 
 
 def _timings(item: Item) -> str:

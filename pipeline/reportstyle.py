@@ -24,7 +24,7 @@ a{color:var(--accent)}
 .panel{background:var(--panel);border:1px solid var(--line);border-radius:12px;padding:18px 20px;margin:18px 0}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{text-align:left;padding:6px 10px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+th,td{text-align:left;padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 td.num,th.num{text-align:right}
 tr:last-child td{border-bottom:0}
@@ -38,7 +38,8 @@ border:1px solid currentColor;white-space:nowrap}
 .notes code{font-weight:600}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,250px),1fr));gap:16px}
 figure{margin:0;min-width:0}
-figure img{display:block;width:100%;height:auto;background:var(--sky);border-radius:6px}
+figure img,.trio img{display:block;width:100%;height:auto;border-radius:6px;
+background:repeating-linear-gradient(45deg,var(--line) 0 3px,var(--sky) 3px 7px)}
 figure.pixels img{image-rendering:pixelated}
 figcaption{font-size:13px;color:var(--soft);margin-top:5px}
 figcaption b{color:var(--ink);font-weight:600}
@@ -60,7 +61,7 @@ svg .cross{fill:none;stroke:var(--c,var(--warm));stroke-width:1.8}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,230px),1fr));gap:14px}
 .card{border:1px solid var(--line);border-radius:8px;padding:10px;min-width:0}
 .trio{display:grid;grid-template-columns:repeat(3,1fr);gap:4px}
-.trio img{display:block;width:100%;height:auto;image-rendering:pixelated;border-radius:3px;background:var(--sky)}
+.trio img{image-rendering:pixelated;border-radius:3px}
 .card p{margin:6px 0 0;font-size:13px;overflow-wrap:anywhere}
 details{margin-top:16px}
 summary{cursor:pointer;color:var(--accent)}

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from scipy.ndimage import binary_dilation
 
 from skydelta.errors import ConfigError, InputError
+from skydelta.io.fits.writer import psf_hdu
 from skydelta.kernels.cpu.jit import serial
 from skydelta.pipeline.skymodel import ROLES, PsfField, SimulationConfig, SkyField, make_changes, static_sources
 from skydelta.stages.base import explain
@@ -283,8 +284,5 @@ def _hdus(frame: Frame, config: SimulationConfig) -> fits.HDUList:
         else:
             hdus.append(fits.ImageHDU(data, header, name=name))
     if config.psf:
-        h, w = config.size
-        grid = [((i + 0.5) * w / 5, (j + 0.5) * h / 5) for j in range(5) for i in range(5)]
-        mean = np.mean([frame.psf.stamp(x, y, 20) for x, y in grid], axis=0)
-        hdus.append(fits.ImageHDU((mean / mean.sum()).astype(np.float32), name="PSF"))
+        hdus.append(psf_hdu(frame.psf.pixels()))
     return fits.HDUList(hdus)

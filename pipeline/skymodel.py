@@ -13,6 +13,8 @@ from astropy.wcs import WCS, Sip
 from pydantic import Field, field_validator
 
 from skydelta.errors import InputError
+from skydelta.io.field import Domain, polynomial_terms
+from skydelta.io.psf import PixelPsf
 from skydelta.kernels.cpu.jit import serial
 from skydelta.stages.base import StageConfig
 
@@ -74,7 +76,7 @@ class SimulationConfig(StageConfig):
     saturation: tuple[float, float] = Field((50000.0, 50000.0), description="Saturation levels, ADU.")
     defects: bool = Field(True, description="Bad pixels, cosmic rays and a patch without data, all flagged in DQ?")
     variance: bool = Field(True, description="Write the model variance (VAR)? Otherwise only gain and read noise.")
-    psf: bool = Field(False, description="Write the mean PSF of each image (PSF)?")
+    psf: bool = Field(False, description="Write the PSF of each image (PSF), a polynomial over the field?")
     compress: bool = Field(False, description="Tile-compress the planes without loss?")
 
     @field_validator("size", mode="before")
@@ -139,6 +141,18 @@ class PsfField:
             out, half + dx * one, half + dy * one, one, np.array([half]), self.parameters(np.array([x]), np.array([y]))
         )
         return out
+
+    def pixels(self, half: int = 20, order: int = 4, nodes: int = 9) -> PixelPsf:
+        """The PSF as pixels that are polynomials over the field, fitted on a grid of ``nodes`` x ``nodes`` stamps."""
+        y, x = (
+            g.ravel()
+            for g in np.meshgrid(*((np.arange(nodes) + 0.5) * n / nodes - 0.5 for n in self.shape), indexing="ij")
+        )
+        stamps = np.array([self.stamp(*at, half) for at in zip(x, y, strict=True)])
+        domain = Domain.of(self.shape)
+        terms = polynomial_terms(*domain.uv(x, y), order)
+        coefficients = np.linalg.lstsq(terms.T, stamps.reshape(len(x), -1), rcond=None)[0]
+        return PixelPsf(coefficients.reshape(-1, *stamps.shape[1:]), order, domain)
 
 
 @serial
