@@ -17,6 +17,7 @@ __device__ void sum_stamp(Sums<K>& sums, const float* data, const float* weight,
     }
     for (int k = 0; k < Sums<K>::COUNT; ++k)
         for (int offset = 16; offset > 0; offset /= 2) sums.s[k] += __shfl_xor_sync(0xffffffffu, sums.s[k], offset);
+    __syncwarp();  // no lane still reads the best sums of the step before
 }
 
 template <int K>
@@ -37,9 +38,10 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
     psf += (long long)stamp * p * p;
     const double nan = quiet_nan();
 
+    __shared__ Sums<K> best[WARPS];
     Optimiser<K> fit;
     Sums<K> sums;
-    fit.begin(start + stamp * 2 * K, bound, limit);
+    fit.begin(start + stamp * 2 * K, bound, limit, &best[threadIdx.x / 32]);
     KEEP_LOOP
     while (fit.running) {
         sum_stamp<K>(sums, data, weight, psf, p, s, fit.trial);

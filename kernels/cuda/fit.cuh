@@ -170,21 +170,23 @@ HD void position_equations(const Sums<K>& g, const double* flux, const double* i
                 for (int j = 0; j < N; ++j) curve[a * M + b] -= cross[a * N + i] * inverse[i * N + j] * cross[b * N + j];
 }
 
-// A Levenberg-Marquardt optimiser fed with Gram sums, one evaluation at a time.
+// A Levenberg-Marquardt optimiser fed with Gram sums, one evaluation at a time. The sums of the best position live in
+// the caller's memory: on a device every lane of a warp holds the same optimiser and writes the same values there.
 template <int K>
 struct Optimiser {
     static constexpr int M = 2 * K;
     double q[M], trial[M], start[M], flux[K + 1], chi2, damping, bound;
-    Sums<K> best;
+    Sums<K>* best;
     int evaluations, status, limit;
     bool running;
 
-    HD void begin(const double* from, double bound_, int limit_)
+    HD void begin(const double* from, double bound_, int limit_, Sums<K>* best_)
     {
         for (int i = 0; i < M; ++i) q[i] = trial[i] = start[i] = from[i];
         damping = 1e-3;
         bound = bound_;
         limit = limit_;
+        best = best_;
         evaluations = 0;
         status = FIT_MAX_EVALUATIONS;
         running = true;
@@ -203,7 +205,7 @@ struct Optimiser {
         const bool first = evaluations++ == 0;
         const bool solved = g.pixels() > 3 * K + 1 && solve_linear<K>(g, f, &c, inverse);
         if (first && !solved) {
-            best = g;
+            *best = g;
             for (int i = 0; i <= K; ++i) flux[i] = 0;
             chi2 = g.data();
             finish(g.pixels() > 3 * K + 1 ? FIT_SINGULAR : FIT_NO_DATA);
@@ -212,16 +214,20 @@ struct Optimiser {
         double moved = 0;
         for (int i = 0; i < M; ++i) moved = maximum(moved, fabs(trial[i] - q[i]));
         if (first || (solved && c <= chi2)) {
-            const double gain = first ? 1e300 : chi2 - c;
+            const double gain = first ? 0 : chi2 - c;
             for (int i = 0; i < M; ++i) q[i] = trial[i];
             for (int i = 0; i <= K; ++i) flux[i] = f[i];
             chi2 = c;
-            best = g;
-            if (!first) damping = maximum(damping * 0.1, 1e-9);
-            if (!first && (moved < 1e-6 || (gain < 1e-9 * (1 + chi2) && moved < 1e-3))) return finish(at_bound());
+            *best = g;
+            if (!first) {
+                // a short step means the minimum only when damping did not shorten it
+                const bool done = damping < 1 && (moved < 1e-6 || (gain < 1e-9 * (1 + chi2) && moved < 1e-3));
+                damping = maximum(damping * 0.1, 1e-9);
+                if (done) return finish(at_bound());
+            }
         } else {
             damping *= 10;
-            if (moved < 1e-7 || damping > 1e12) return finish(at_bound());
+            if (moved < 1e-7) return finish(at_bound());
         }
         if (evaluations >= limit) return finish(FIT_MAX_EVALUATIONS);
         propose();
@@ -237,16 +243,24 @@ struct Optimiser {
     HD void propose()
     {
         double inverse[(K + 1) * (K + 1)], f[K + 1], c, slope[M], curve[M * M];
-        solve_linear<K>(best, f, &c, inverse);
-        position_equations<K>(best, flux, inverse, slope, curve);
-        double largest = 0;
-        for (int i = 0; i < M; ++i) largest = maximum(largest, curve[i * M + i]);
-        for (int i = 0; i < M; ++i) curve[i * M + i] += damping * curve[i * M + i] + 1e-12 * largest;
-        while (!invert<M>(curve)) {
-            damping *= 10;
-            if (damping > 1e12 || !(largest > 0)) return finish(largest > 0 ? at_bound() : FIT_SINGULAR);
-            position_equations<K>(best, flux, inverse, slope, curve);
-            for (int i = 0; i < M; ++i) curve[i * M + i] += damping * maximum(curve[i * M + i], 1e-3 * largest);
+        solve_linear<K>(*best, f, &c, inverse);
+        KEEP_LOOP
+        for (;; damping *= 10) {
+            position_equations<K>(*best, flux, inverse, slope, curve);
+            double largest = 0;
+            for (int i = 0; i < M; ++i) largest = maximum(largest, curve[i * M + i]);
+            if (!(largest > 0 && damping <= 1e12)) return finish(at_bound());
+            for (int i = 0; i < M; ++i) {
+                // a position at its bound that would leave it stands still and lets the others move freely
+                const bool pushed = (slope[i] > 0 && q[i] >= start[i] + bound) ||
+                                    (slope[i] < 0 && q[i] <= start[i] - bound);
+                if (pushed) {
+                    slope[i] = 0;
+                    for (int j = 0; j < M; ++j) curve[i * M + j] = curve[j * M + i] = 0;
+                }
+                curve[i * M + i] += damping * maximum(curve[i * M + i], 1e-3 * largest);
+            }
+            if (invert<M>(curve)) break;
         }
         for (int i = 0; i < M; ++i) {
             double move = 0;
@@ -263,7 +277,7 @@ struct Optimiser {
         for (int i = 0; i < N; ++i)
             for (int j = 0; j < N; ++j) {
                 const double si = i % 3 == 0 ? 1 : flux[i / 3], sj = j % 3 == 0 ? 1 : flux[j / 3];
-                a[i * N + j] = si * sj * best.gram(i, j);
+                a[i * N + j] = si * sj * best->gram(i, j);
             }
         return invert<N>(a);
     }

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plain SciPy reference of the lobe fits: every parameter free, derivatives by differences, one stamp at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.ndimage import map_coordinates
+from scipy.optimize import least_squares
+
+from skydelta.kernels.fit import BOUND, Status
+
+STEP = 1e-4
+"""Of central differences, px."""
+
+
+def _psf(coefficients: np.ndarray, side: int, x: float, y: float) -> np.ndarray:
+    """The PSF centred (x, y) px from the middle of a stamp of this side, zero outside its own stamp."""
+    p = coefficients.shape[0]
+    at = np.arange(side) - side // 2 + p // 2
+    yy, xx = np.meshgrid(at - y, at - x, indexing="ij")
+    value = map_coordinates(coefficients, [yy, xx], order=3, prefilter=False, mode="mirror")
+    inside = (yy >= 0) & (xx >= 0) & (yy <= p - 1) & (xx <= p - 1)
+    return np.where(inside, value, 0.0)
+
+
+def _fluxes(columns: list[np.ndarray], data: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Weighted linear least squares: solution, covariance, chi2."""
+    a = np.stack([c[root > 0] * root[root > 0] for c in columns], 1)
+    b = data[root > 0] * root[root > 0]
+    x = np.linalg.lstsq(a, b, rcond=None)[0]
+    return x, np.linalg.inv(a.T @ a), float(((a @ x - b) ** 2).sum())
+
+
+def _gradient(psf: np.ndarray, side: int, x: float, y: float) -> list[np.ndarray]:
+    """Derivatives of the shifted PSF with respect to x and y."""
+    return [
+        (_psf(psf, side, x + dx, y + dy) - _psf(psf, side, x - dx, y - dy)) / (2 * STEP)
+        for dx, dy in ((STEP, 0.0), (0.0, STEP))
+    ]
+
+
+def _moment(data: np.ndarray, root: np.ndarray, psf: np.ndarray, x: float, y: float) -> tuple:
+    side = data.shape[0]
+    columns = [_psf(psf, side, x, y), *_gradient(psf, side, x, y), np.ones_like(root)]
+    return _fluxes(columns, data, root)
+
+
+def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray) -> tuple:
+    """Parameters, covariance, chi2, evaluations and status of one stamp."""
+    side, lobes = data.shape[0], len(start)
+    n = 3 * lobes + 1
+    moving = [k for k in range(n - 1) if k % 3]
+    if (root > 0).sum() <= n:
+        nothing = np.zeros(n)
+        nothing[moving] = start.ravel()
+        return nothing, np.full((n, n), np.nan), float(((data * root) ** 2).sum()), 1, Status.NO_DATA
+
+    def residual(v: np.ndarray) -> np.ndarray:
+        model = sum(v[3 * k] * _psf(psf, side, v[3 * k + 1], v[3 * k + 2]) for k in range(lobes)) + v[-1]
+        return ((model - data) * root).ravel()
+
+    columns = [_psf(psf, side, *q) for q in start]
+    first = np.empty(n)
+    first[moving] = start.ravel()
+    first[[k for k in range(n) if k % 3 == 0]] = _fluxes([*columns, np.ones_like(root)], data, root)[0]
+    low, high = np.full(n, -np.inf), np.full(n, np.inf)
+    low[moving], high[moving] = start.ravel() - BOUND, start.ravel() + BOUND
+    options = {"jac": "3-point", "x_scale": "jac", "xtol": 1e-12, "ftol": 1e-15, "gtol": 1e-12}
+    found = least_squares(residual, first, bounds=(low, high), max_nfev=500, **options)
+    jacobian = []
+    for k in range(lobes):
+        flux, *at = found.x[3 * k : 3 * k + 3]
+        jacobian += [_psf(psf, side, *at), *(flux * g for g in _gradient(psf, side, *at))]
+    a = np.stack([(c * root).ravel() for c in (*jacobian, np.ones_like(root))], 1)
+    stuck = (np.minimum(found.x - low, high - found.x)[moving] < 1e-9).any()
+    status = Status.AT_BOUND if stuck else Status.CONVERGED
+    return found.x, np.linalg.inv(a.T @ a), 2 * found.cost, found.nfev, status
+
+
+def fit_lobes(data: np.ndarray, weight: np.ndarray, psf: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
+    root = np.sqrt(np.asarray(weight, float))
+    planes = list(zip(np.asarray(data, float), root, psf, start, strict=True))
+    parameters, covariance, chi2, evaluations, status = (
+        np.array(a) for a in zip(*(_fit(*one) for one in planes), strict=True)
+    )
+    moments = [(np.full(4, np.nan), np.full((4, 4), np.nan), np.nan)] * len(start)
+    if start.shape[1] == 1:
+        moments = [_moment(d, r, p, *q[0]) if r.any() else m for (d, r, p, q), m in zip(planes, moments, strict=True)]
+    moment = (np.array(a) for a in zip(*moments, strict=True))
+    return parameters, covariance, chi2, evaluations.astype(np.int32), status.astype(np.int32), *moment

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Inputs of the kernel ``fit_lobes``: (side of the stamps, lobes) stands for the shape."""
+
+import numpy as np
+
+from skydelta.kernels.fit import spline_coefficients
+
+SHAPES = [(21, 1), (15, 1), (21, 2), (25, 2)]
+HOST = ("psf", "start")
+UNCOMPARED = ("result.3",)  # evaluations: each optimiser needs as many as it needs
+COUNT = 24
+
+
+def make(rng, shape):
+    side, lobes = shape
+    sigma = rng.uniform(1.3, 1.7, COUNT)
+    psf = np.stack([gaussian(27, 0.2, -0.1, s) for s in sigma])
+    psf += 0.02 * psf.max() * rng.random(psf.shape)  # no symmetry, nothing that is zero by luck
+    angle, middle = rng.uniform(0, 2 * np.pi, COUNT), rng.uniform(-0.5, 0.5, (COUNT, 2))
+    half = (1.5 if lobes == 2 else 0) * sigma[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    at = np.stack([middle + half, middle - half][:lobes], 1)
+    flux = rng.uniform(300, 900, (COUNT, lobes)) * np.array([1, -1])[:lobes]
+    data = rng.normal(2, 1, (COUNT, side, side))
+    for k in range(COUNT):
+        for f, (x, y) in zip(flux[k], at[k], strict=True):
+            data[k] += f * gaussian(side, x + 0.2, y - 0.1, sigma[k])
+    weight = rng.uniform(0.5, 1.5, data.shape)
+    weight[rng.random(data.shape) < 0.03] = 0
+    weight[3] = 0
+    return {
+        "data": np.where(weight > 0, data, 0).astype(np.float32),
+        "weight": weight.astype(np.float32),
+        "psf": spline_coefficients(psf),
+        "start": at + rng.uniform(-0.4, 0.4, at.shape),
+    }
+
+
+def gaussian(side, x, y, sigma):
+    """Unit-sum Gaussian around (x, y) px from the middle of a stamp."""
+    o = np.arange(side) - side // 2
+    r2 = (o[None, :] - x) ** 2 + (o[:, None] - y) ** 2
+    return np.exp(-r2 / (2 * sigma**2)) / (2 * np.pi * sigma**2)
