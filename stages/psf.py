@@ -89,9 +89,9 @@ class MeasurePsf(Stage[PsfConfig]):
         held_out = np.arange(len(samples)) % HELD_OUT == HELD_OUT // 2
         if len(samples) < 2 * HELD_OUT:
             held_out[:] = False
-        order = supported_order(self.config.order, int((~held_out).sum()))
+        order = supported_order(self.config.order, domain, samples.x, samples.y)
         if order < self.config.order:
-            ctx.flag("psf_order_lowered", f"{len(samples)} stars support PSF order {order}, not {self.config.order}")
+            ctx.flag("psf_order_lowered", f"{len(samples)} stars, where they are, support PSF order {order}")
         result = fit_pixels(samples, domain, order, width, np.zeros_like(held_out))
         held_out &= result.used
         if held_out.any():

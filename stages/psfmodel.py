@@ -109,9 +109,19 @@ def centre_stamps(stamps: np.ndarray, usable: np.ndarray, dx: np.ndarray, dy: np
     return fft.irfft2(f, (m, m))[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
 
 
-def supported_order(order: int, stars: int) -> int:
-    """The largest total degree up to ``order`` with three stars for each term."""
-    while order and stars < 3 * count_terms(order):
+def supported_order(order: int, domain: Domain, x: np.ndarray, y: np.ndarray) -> int:
+    """The largest total degree up to ``order`` that the stars at x, y (px) determine all over the field.
+
+    It takes three stars for each term, and an error at a 3 x 3 grid over the field not above that of one star: stars
+    in one corner do not tell the slope over the whole image.
+    """
+    u, v = (a.ravel() for a in np.meshgrid(*[np.array([-2 / 3, 0, 2 / 3])] * 2))
+    while order:
+        phi = polynomial_terms(*domain.uv(x, y), order).T
+        if len(phi) >= 3 * count_terms(order) and np.linalg.cond(phi) < 1e6:
+            at = polynomial_terms(u, v, order).T
+            if (at @ np.linalg.inv(phi.T @ phi) * at).sum(axis=1).max() <= 1:
+                break
         order -= 1
     return order
 
@@ -138,6 +148,10 @@ def fit_pixels(samples: Samples, domain: Domain, order: int, fwhm: float, held_o
     r = radius(m)
     core = r <= fwhm
     phi = polynomial_terms(*domain.uv(samples.x, samples.y), order).T
+    # orthogonal over the stars, constant term first: the mean PSF and its variation are then independent
+    to_orthogonal = np.linalg.inv(np.linalg.qr(phi / np.sqrt(n))[1])
+    to_orthogonal *= np.sign(to_orthogonal[0, 0])
+    phi = phi @ to_orthogonal
     flux, sky = samples.flux.copy(), np.zeros(n)
     weight = samples.usable.astype(float)
     used = ~held_out
@@ -172,6 +186,7 @@ def fit_pixels(samples: Samples, domain: Domain, order: int, fwhm: float, held_o
         used = ~held_out & (fine if enough else flux > 0)
         chi2 = np.where(inside, squared / samples.variance, 0).sum(axis=(1, 2)) / count
         excess = np.where(inside, squared - samples.variance, 0).sum(axis=(1, 2)) / (count * peak**2)
+    coefficients = np.tensordot(to_orthogonal, coefficients, axes=(1, 0))
     psf = PixelPsf(coefficients / coefficients[0].sum(), order, domain)
     return PsfFit(psf, used, excess, peak, chi2)
 

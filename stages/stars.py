@@ -226,7 +226,8 @@ def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks
     backend = exposure.backend
     xp = backend.xp
     smooth = backend.ndimage.gaussian_filter(image, sigma, mode="constant", truncate=3.0)
-    snr = smooth / xp.sqrt(xp.where(good, _noise(exposure, image, good, sigma), np.float32(np.inf)))
+    variance = _noise(exposure, image, good, sigma)
+    snr = smooth / xp.sqrt(xp.where(good & (variance > 0), variance, np.float32(np.inf)))
     every = max(1, int(np.sqrt(image.size / 2e5)))
     sample = to_host(snr[::every, ::every][good[::every, ::every]])
     if not sample.size:
