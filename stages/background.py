@@ -31,6 +31,9 @@ ACROSS = 10
 SOURCE = 3.5
 """Blocks this many standard deviations off the sky belong to sources."""
 
+CONDITION = 1e3
+"""Of the terms at the cells, at most; 3 where cells cover the image, 20 where one half is masked."""
+
 NOISE_RATIO = 1.5
 """The measured noise may differ from the variance plane's by this factor before it is flagged."""
 
@@ -79,7 +82,6 @@ class Background(Stage[BackgroundConfig]):
 
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]
         size = self.config.cell or _cell(image.shape)
-        grid, domain = TileGrid(image.shape, size), Domain.of(image.shape)
         good = image.good()
         step = 2 if size >= SKIPPED else 1
         first = _Cells.measure(image.image[::step, ::step], good[::step, ::step], size // step)
@@ -92,9 +94,8 @@ class Background(Stage[BackgroundConfig]):
                 usable_fraction=usable,
                 cells=first.valid.size,
             )
-        order = self.config.order
-        rough = fit_cells(first.median, first.count, first.sigma, first.grid, first.domain, order)
-        residual = image.image - _polynomial(image.backend, rough, order, domain)
+        rough, level = self._sky(image, first)
+        residual = image.image - rough
         source = _sources(image.backend, residual, good, first)
         blank = good & ~source
         second = _Cells.measure(residual, blank, size)
@@ -103,20 +104,24 @@ class Background(Stage[BackgroundConfig]):
                 "crowded_sky", f"sources fill {float(source.mean()):.0%} of the image: the sky is measured between them"
             )
             blank, second = good, _Cells.measure(residual, good, size)
-        fine = fit_cells(second.median, second.count, second.sigma, grid, domain, order)
+        fine, correction = self._sky(image, second)
+        subtracted = residual - fine
+        self._report(ctx, image, subtracted, blank, second, level + correction)
+        return {"image": image.with_(image=subtracted, notes={**image.notes, "sky_level": level + correction})}
+
+    def _sky(self, image: Exposure, cells: _Cells) -> tuple[Array, float]:
+        """The sky (H, W) through the medians of the cells, and its mean level."""
+        order, domain = self.config.order, Domain.of(image.shape)
+        c = fit_cells(cells.median, cells.count, cells.sigma, cells.grid, cells.domain, order)
+        level = float(_mean_terms(order) @ c)
         if self.config.model == "polynomial":
-            sky = _polynomial(image.backend, fine, order, domain)
-        else:
-            sky = _mesh(image.backend, second, grid, fine, order, domain)
-        subtracted = residual - sky
-        self._report(ctx, image, subtracted, blank, second, (rough + fine)[0])
-        level = float((rough + fine)[0])
-        return {"image": image.with_(image=subtracted, notes={**image.notes, "sky_level": level})}
+            return _polynomial(image.backend, c, order, domain), level
+        return _mesh(image.backend, cells, c, order, domain), level
 
     def _report(
         self, ctx: Context, image: Exposure, subtracted: Array, blank: Array, cells: _Cells, level: float
     ) -> None:
-        ctx.metric("sky_level", float(level))
+        ctx.metric("sky_level", level)
         ctx.metric("sky_sigma", float(np.median(cells.sigma[cells.valid])))
         ctx.metric("sky_cells", int(cells.valid.sum()))
         ctx.metric("sky_fraction", float(blank.mean()))
@@ -172,7 +177,7 @@ def fit_cells(
     """Robust polynomial through the medians of mesh cells.
 
     Weights are those of independent pixels; cells more than 3 robust standard deviations off leave. The degree is
-    lowered where there are fewer than 2 cells for each term.
+    lowered where there are fewer than 2 cells for each term, or the cells do not tell the terms apart.
 
     Parameters
     ----------
@@ -208,7 +213,7 @@ def fit_cells(
     kept = use
     for _ in range(10):
         degree = order
-        while degree and kept.sum() < 2 * count_terms(degree):
+        while degree and not _determined(terms[kept, : count_terms(degree)]):
             degree -= 1
         n = count_terms(degree)
         w = weight[kept]
@@ -220,6 +225,11 @@ def fit_cells(
             break
         kept = new
     return coefficients
+
+
+def _determined(terms: np.ndarray) -> bool:
+    """Whether cells with these terms (n, n_p) tell them apart: two rows of cells say nothing of a curvature."""
+    return len(terms) >= 2 * terms.shape[1] and np.linalg.cond(terms) < CONDITION
 
 
 def _cell(shape: tuple[int, int]) -> int:
@@ -237,6 +247,12 @@ def _polynomial(backend: Backend, coefficients: np.ndarray, order: int, domain: 
     return _plane(backend, along_y.T @ table, along_x)
 
 
+def _mean_terms(order: int) -> np.ndarray:
+    """Mean of each term over the field: that of T_n is 1 / (1 - n^2) for even n, else 0."""
+    mean = [0.0 if n % 2 else 1 / (1 - n * n) for n in range(order + 1)]
+    return np.array([mean[i] * mean[j] for i, j in polynomial_exponents(order)])
+
+
 def _chebyshev(n: int, order: int) -> np.ndarray:
     """T_0 to T_order along a line of n pixels: float64 (order + 1, n)."""
     return np.polynomial.chebyshev.chebvander((2 * np.arange(n) + 1) / n - 1, order).T
@@ -247,25 +263,21 @@ def _plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:
     return backend.asarray(rows, np.float32) @ backend.asarray(columns, np.float32)
 
 
-def _mesh(
-    backend: Backend, cells: _Cells, grid: TileGrid, coefficients: np.ndarray, order: int, domain: Domain
-) -> Array:
+def _mesh(backend: Backend, cells: _Cells, coefficients: np.ndarray, order: int, domain: Domain) -> Array:
     """Cell medians, smoothed by a 3 x 3 median, as a bicubic spline; empty cells take the polynomial's value."""
-    centre = np.array([t.core.centre for t in grid]).reshape(*cells.median.shape, 2)
-    x, y = centre[0, :, 0], centre[:, 0, 1]
-    filled = np.tensordot(
-        coefficients, polynomial_terms(*domain.uv(centre[..., 0], centre[..., 1]), order), axes=(0, 0)
-    )
+    centre = np.array([t.core.centre for t in cells.grid]).reshape(*cells.median.shape, 2)
+    u, v = cells.domain.uv(centre[..., 0], centre[..., 1])
+    filled = np.tensordot(coefficients, polynomial_terms(u, v, order), axes=(0, 0))
     table = median_filter(np.where(cells.valid, cells.median, filled), 3, mode="nearest")
-    rows, columns = (_spline(at, n) for at, n in ((y, domain.shape[0]), (x, domain.shape[1])))
+    rows, columns = (_spline(at, n) for at, n in zip((v[:, 0], u[0]), domain.shape, strict=True))
     return _plane(backend, rows @ table, columns.T)
 
 
 def _spline(nodes: np.ndarray, n: int) -> np.ndarray:
-    """Weights (n, nodes) of a cubic spline through the nodes at n pixels, constant beyond the first and last node."""
-    at = np.clip(np.arange(n), nodes[0], nodes[-1])
+    """Weights (n, nodes) of a cubic spline through nodes in [-1, 1] at n pixels, constant beyond the outer nodes."""
     if len(nodes) == 1:
         return np.ones((n, 1))
+    at = np.clip((2 * np.arange(n) + 1) / n - 1, nodes[0], nodes[-1])
     return make_interp_spline(nodes, np.eye(len(nodes)), k=min(3, len(nodes) - 1))(at)
 
 
