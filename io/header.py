@@ -6,32 +6,68 @@ from __future__ import annotations
 import re
 import warnings
 
+from astropy import units as u
 from astropy.io import fits
 from astropy.wcs import WCS
 
+from skydelta.io.fits.layout import text
+
 _WCS = re.compile(
-    r"(WCSAXES|WCSNAME|WCSDIM|CTYPE\d|CUNIT\d|CRVAL\d|CRPIX\d|CDELT\d|CROTA\d|CD\d_\d|PC\d+_\d+|PV\d_\d+|PS\d_\d+|LONPOLE|"
-    r"LATPOLE|RADESYS|RADECSYS|EQUINOX|EPOCH|[AB]P?_(\d_\d|ORDER|DMAX)|CPDIS\d|CPERR\d|D2IMDIS\d|D2IMERR\d|DP\d|DQ\d|"
-    r"D2IM\d|AXISCORR|MJDREF|SPECSYS|VELREF|CUNIT\d)\Z"
+    r"(WCSAXES|WCSNAME|WCSDIM|CTYPE\d|CUNIT\d|CRVAL\d|CRPIX\d|CDELT\d|CROTA\d|CRDER\d|CSYER\d|CNAME\d|CD\d+_\d+|"
+    r"PC\d+_\d+|PV\d+_\d+|PS\d+_\d+|LONPOLE|LATPOLE|RADESYS|RADECSYS|EQUINOX|EPOCH|MJDREF|SPECSYS|VELREF|"
+    r"LTV\d|LTM\d_\d|WAT\d_\d+)[A-Z]?\Z|"
+    r"(A|B|AP|BP)_(\d+_\d+|ORDER|DMAX)\Z|(CPDIS|CQDIS|CPERR|CQERR|D2IMDIS|D2IMERR|D2IM|DP|DQ)\d(\..*)?\Z|AXISCORR\Z|"
+    r"(D2IMARR|D2IMEXT|AMD[XY]\d+|PLTRAH|PLTRAM|PLTRAS|PLTDECD|PLTDECM|PLTDECS|PLTDECSN|CNPIX\d|PPO\d|PLTSCALE)\Z"
 )
-"""Cards of the primary celestial WCS; alternates (a letter at the end) are left alone."""
+"""Cards of world coordinate systems; alternates (a letter at the end) and detector frames go too: nobody moves them."""
 
 _LAYOUT = re.compile(
     r"(SIMPLE|XTENSION|BITPIX|NAXIS\d*|EXTEND|PCOUNT|GCOUNT|GROUPS|BSCALE|BZERO|BLANK|BUNIT|CHECKSUM|DATASUM|EXTNAME|"
     r"EXTVER|EXTLEVEL|INHERIT|ZIMAGE|ZSIMPLE|ZTENSION|ZEXTEND|ZBITPIX|ZNAXIS\d*|ZTILE\d+|ZCMPTYPE|ZNAME\d+|ZVAL\d+|"
     r"ZMASKCMP|ZQUANTIZ|ZDITHER0|ZBLANK|ZHECKSUM|ZDATASUM|ZPCOUNT|ZGCOUNT|TFIELDS|TTYPE\d+|TFORM\d+|THEAP|UTYPE|"
-    r"DATAMIN|DATAMAX|DATAMEAN)\Z"
+    r"DATAMIN|DATAMAX|DATAMEAN|EXTTYPE|TDIM\d+|TUNIT\d+|TNULL\d+|FZALGOR|FZQVALUE|FZQMETHD|FZDTHRSD|FZTILE)\Z"
 )
 """Cards that describe how the pixels are stored; they are made anew when the file is written."""
+
+
+def is_wcs_card(keyword: str) -> bool:
+    """Whether a keyword belongs to a world coordinate system."""
+    return _WCS.match(keyword) is not None
 
 
 def user_cards(header: fits.Header) -> fits.Header:
     """The cards that belong neither to the WCS nor to the layout, in order, comments and duplicates kept."""
     out = fits.Header()
     for card in header.cards:
-        if not _WCS.match(card.keyword) and not _LAYOUT.match(card.keyword) and not card.keyword.startswith("MP_"):
+        if _WCS.match(card.keyword) or _LAYOUT.match(card.keyword) or card.keyword.startswith("MP_"):
+            continue
+        try:
+            card.verify("silentfix+ignore")
+            fits.Card.fromstring(str(card)).value  # noqa: B018
             out.append(card, end=True)
+        except (fits.VerifyError, ValueError, UnicodeError):
+            continue  # cards that no writer could write again
     return out
+
+
+def unit_of(header: fits.Header) -> tuple[u.UnitBase | None, str]:
+    """Unit of the pixels from BUNIT and, when it cannot be understood, the text that was there (else empty).
+
+    Spellings of the field that astropy does not know (``DN``, ``electrons``, ``ADU``, ``counts/s``) are understood.
+    """
+    written = text(header, "BUNIT")
+    known = {"electrons": "electron", "e-": "electron", "e": "electron", "dn": "adu", "counts": "count"}
+    if not written:
+        return None, ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for spelling in (written, written.lower()):
+            words = [known.get(w.strip().lower(), w.strip()) for w in spelling.split("/")]
+            try:
+                return u.Unit(" / ".join(words)), ""
+            except (ValueError, TypeError):
+                continue
+    return None, written
 
 
 def with_wcs(header: fits.Header, wcs: WCS | None) -> fits.Header:

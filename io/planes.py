@@ -95,3 +95,191 @@ class MaskPlanes(Mapping[str, int]):
         for name in self:
             out |= ((mask >> self[name]) & 1) << new_bit[name]
         return out
+
+
+ALIASES = {
+    "INTRP": "INTERP",
+    "INTERPOLATED": "INTERP",
+    "SATURATED": "SAT",
+    "COSMIC": "CR",
+    "COSMICRAY": "CR",
+    "NODATA": "NO_DATA",
+    "UNMASKEDNAN": "NO_DATA",
+}
+"""Other spellings of core planes in ``MP_*`` cards (LSST, HSC)."""
+
+JWST_BITS: dict[int, str] = {
+    0: "BAD",  # DO_NOT_USE
+    1: "SAT",
+    2: "JUMP_DET",
+    3: "DROPOUT",
+    4: "CR",  # OUTLIER
+    5: "PERSISTENCE",
+    6: "AD_FLOOR",
+    7: "CHARGELOSS",
+    8: "UNRELIABLE_ERROR",
+    9: "NO_DATA",  # NON_SCIENCE
+    10: "BAD",  # DEAD
+    11: "HOT",
+    12: "WARM",
+    13: "LOW_QE",
+    14: "RC",
+    15: "TELEGRAPH",
+    16: "NONLINEAR",
+    17: "BAD_REF_PIXEL",
+    18: "NO_FLAT_FIELD",
+    19: "NO_GAIN_VALUE",
+    20: "NO_LIN_CORR",
+    21: "NO_SAT_CHECK",
+    22: "UNRELIABLE_BIAS",
+    23: "UNRELIABLE_DARK",
+    24: "UNRELIABLE_SLOPE",
+    25: "UNRELIABLE_FLAT",
+    26: "OPEN",
+    27: "ADJ_OPEN",
+    28: "FLUX_ESTIMATED",
+    29: "MSA_FAILED_OPEN",
+    30: "BAD",  # OTHER_BAD_PIXEL
+    31: "NO_DATA",  # REFERENCE_PIXEL
+}
+"""Bits of JWST data-quality planes."""
+
+COMMUNITY_CODES: dict[int, tuple[str, ...]] = {
+    1: ("BAD",),
+    2: ("NO_DATA",),
+    3: ("SAT",),
+    4: ("SAT",),  # bleed trail
+    5: ("CR",),
+    6: ("BAD",),  # low weight
+    7: ("TRANSIENT",),  # differs between exposures: what a difference looks for
+    8: ("STREAK",),
+}
+"""Values of the data-quality images of the NOIRLab community pipelines (DECam, Mosaic-3, 90Prime): codes, not bits."""
+
+_COMMUNITY_CAMERAS = ("DECAM", "MOSAIC3", "90PRIME")
+
+
+@dataclass(frozen=True)
+class DecodedMask:
+    """A mask in int32 with named planes, and which convention gave the names.
+
+    Attributes
+    ----------
+    mask : int32 (H, W)
+    planes : MaskPlanes
+    convention : str
+    notes : list of str
+    """
+
+    mask: np.ndarray
+    planes: MaskPlanes
+    convention: str
+    notes: list[str]
+
+
+def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
+    """Translate a mask as stored into named planes.
+
+    In this order: ``MP_*`` cards (LSST, HSC, our own), JWST bits, codes of the community pipelines, and else every
+    non-zero pixel is BAD. Bits without a name are BAD too, with a note.
+
+    Parameters
+    ----------
+    pixels : integer, bool or integral float (H, W)
+        NaN is NO_DATA.
+    header : mapping
+        Cards of the mask over those of its primary HDU.
+
+    Raises
+    ------
+    InputError
+        Values are not integers, or more planes than fit (the message lists them).
+    """
+    stored, missing = _integers(pixels)
+    named = _named_bits(header)
+    instrument = str(header.get("INSTRUME", "")).upper().strip()
+    if named:
+        decoded = _from_bits(stored, named, "MP_* cards")
+    elif str(header.get("TELESCOP", "")).upper().strip() == "JWST" and stored.dtype.kind in "ui":
+        decoded = _from_bits(stored, JWST_BITS, "JWST")
+    elif instrument in _COMMUNITY_CAMERAS and "PROCTYPE" in header:
+        decoded = _from_codes(stored)
+    else:
+        planes = MaskPlanes()
+        decoded = DecodedMask(
+            np.where(stored != 0, np.int32(planes.bit("BAD")), np.int32(0)), planes, "non-zero is BAD", []
+        )
+    if missing is not None:
+        decoded.mask[missing] |= np.int32(decoded.planes.bit("NO_DATA"))
+    return decoded
+
+
+def _integers(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    if pixels.dtype.kind == "b":
+        return pixels.astype(np.uint8), None
+    if pixels.dtype.kind in "ui":
+        return pixels, None
+    missing = ~np.isfinite(pixels)
+    filled = np.where(missing, 0, pixels)
+    if np.any(filled != np.rint(filled)) or np.abs(filled).max(initial=0) >= 2**53:
+        raise InputError(f"mask of {pixels.dtype} holds {filled[filled != np.rint(filled)][0]:g}; integers are needed")
+    return filled.astype(np.int64), missing if missing.any() else None
+
+
+def _named_bits(header: Mapping[str, Any]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for key in header:
+        if not key.upper().startswith("MP_"):
+            continue
+        name, bit = key[3:].strip().upper(), header[key]
+        if isinstance(bit, bool) or not isinstance(bit, int) or not 0 <= bit < 64:
+            raise InputError(f"{key} = {bit!r}; a bit number from 0 to 63 is needed")
+        if bit in found:
+            raise InputError(f"mask planes {found[bit]} and {name} share bit {bit}")
+        found[bit] = ALIASES.get(name, name)
+    return found
+
+
+def _from_bits(stored: np.ndarray, names: Mapping[int, str], convention: str) -> DecodedMask:
+    width = 8 * stored.dtype.itemsize
+    unsigned = stored.view(f"u{stored.dtype.itemsize}")
+    used = int(np.bitwise_or.reduce(unsigned, axis=None)) if unsigned.size else 0
+    present = {bit for bit in range(width) if used >> bit & 1}
+    notes = []
+    unnamed = sorted(present - set(names))
+    if unnamed:
+        notes.append(f"mask bits {', '.join(map(str, unnamed))} have no name and count as BAD")
+    # names of cards are kept even where no pixel carries them, as long as they fit; a fixed list gives what is used
+    wanted = [n for b, n in sorted(names.items()) if b in present or convention == "MP_* cards"]
+    if len(set(wanted) | set(CORE_PLANES)) > MAX_PLANES:
+        wanted = [n for b, n in sorted(names.items()) if b in present]
+    own = dict(zip(wanted, (b for b, n in sorted(names.items()) if n in wanted), strict=False))
+    planes = _planes_like(own) if convention == "MP_* cards" else MaskPlanes().union(wanted)
+    if all(planes.get(names.get(b, "")) == b for b in present):
+        return DecodedMask(stored.astype(np.int32), planes, convention, notes)
+    mask = np.zeros(stored.shape, np.int32)
+    for bit in sorted(present):
+        value = np.int32(planes.bit(names.get(bit, "BAD")))
+        mask |= np.where(unsigned >> unsigned.dtype.type(bit) & unsigned.dtype.type(1), value, np.int32(0))
+    return DecodedMask(mask, planes, convention, notes)
+
+
+def _planes_like(own: Mapping[str, int]) -> MaskPlanes:
+    """Core planes and those of a file; our own numbering is kept when the file has it."""
+    core = dict(MaskPlanes().bits)
+    if all(own.get(name) == bit for name, bit in core.items()):
+        return MaskPlanes.of(own)
+    return MaskPlanes().union(own)
+
+
+def _from_codes(stored: np.ndarray) -> DecodedMask:
+    values = np.unique(stored)
+    names = sorted({n for v in values.tolist() for n in COMMUNITY_CODES.get(v, ())})
+    planes = MaskPlanes().union(names)
+    unknown = [v for v in values.tolist() if v != 0 and v not in COMMUNITY_CODES]
+    mask = np.zeros(stored.shape, np.int32)
+    for value in values.tolist():
+        if value != 0:
+            mask[stored == value] = planes.bit(*COMMUNITY_CODES.get(value, ("BAD",)))
+    notes = [f"mask codes {', '.join(map(str, unknown))} are unknown and count as BAD"] if unknown else []
+    return DecodedMask(mask, planes, "community pipeline codes", notes)

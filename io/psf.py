@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from skydelta.io.field import Domain, polynomial_terms
+from skydelta.errors import InputError
+from skydelta.io.field import Domain, count_terms, polynomial_terms
 
 
 @runtime_checkable
@@ -128,3 +130,93 @@ def fwhm(stamp: np.ndarray) -> float:
     k = 4
     fine = zoom(np.asarray(stamp, float), k, order=3, grid_mode=True, mode="grid-constant")
     return float(2 * np.sqrt((fine > fine.max() / 2).sum() / np.pi) / k)
+
+
+OFF_CENTRE = 0.3
+"""Largest distance of a stamp's light from a pixel centre, px; farther out it sits between pixels."""
+
+
+def psf_from_stamp(stamp: np.ndarray, shape: tuple[int, int]) -> tuple[PixelPsf, dict[str, Any]]:
+    """One stamp for the whole field of an image: unit sum, odd sides, centred on its light.
+
+    Parameters
+    ----------
+    stamp : (h, w)
+        NaN counts as 0.
+    shape : (int, int)
+        Of the image.
+
+    Returns
+    -------
+    psf : PixelPsf
+    note : dict
+        What was done: sum before, rows and columns cut off to centre it.
+
+    Raises
+    ------
+    InputError
+        No positive sum, or the light is centred between pixels (an even stamp), which no cut can mend.
+    """
+    stamp = np.asarray(stamp, float)
+    if stamp.ndim != 2 or min(stamp.shape) < 3:
+        raise InputError(f"a stamp of shape {stamp.shape}; two dimensions of at least 3 are needed")
+    filled = np.nan_to_num(stamp, nan=0.0, posinf=0.0, neginf=0.0)
+    total = float(filled.sum())
+    if not total > 0 or not filled.max() > 0:
+        raise InputError(f"sum of the stamp is {total:g}; a positive one is needed")
+    j, i = np.unravel_index(int(np.argmax(filled)), filled.shape)
+    y, x = _light_centre(filled, int(j), int(i))
+    cy, cx = round(y), round(x)
+    if max(abs(y - cy), abs(x - cx)) > OFF_CENTRE:
+        raise InputError(f"light is centred at ({x:.2f}, {y:.2f}) of a {filled.shape} stamp, between pixels")
+    half_y, half_x = min(cy, filled.shape[0] - 1 - cy), min(cx, filled.shape[1] - 1 - cx)
+    if half_y < 1 or half_x < 1:
+        raise InputError(f"light is centred at ({x:.2f}, {y:.2f}), at the edge of a {filled.shape} stamp")
+    cut = filled[cy - half_y : cy + half_y + 1, cx - half_x : cx + half_x + 1]
+    note: dict[str, Any] = {"sum": total, "shape": list(cut.shape)}
+    if cut.shape != filled.shape:
+        note["recentred_from"] = list(filled.shape)
+        note["light_cut_off"] = float(1 - cut.sum() / total)
+    return PixelPsf.constant(cut, shape), note
+
+
+def _light_centre(stamp: np.ndarray, j: int, i: int) -> tuple[float, float]:
+    """(y, x) centroid of the light above half the peak, around the peak."""
+    core = np.where(stamp > 0.5 * stamp[j, i], stamp, 0.0)
+    box = np.s_[max(j - 5, 0) : j + 6, max(i - 5, 0) : i + 6]
+    y, x = np.mgrid[box]
+    weight = core[box] / core[box].sum()
+    return float((y * weight).sum()), float((x * weight).sum())
+
+
+def psf_from_hdu(
+    pixels: np.ndarray, header: Mapping[str, Any], shape: tuple[int, int]
+) -> tuple[PixelPsf | GridPsf, dict[str, Any]]:
+    """A PSF as `skydelta.write` stores it (``PSFKIND`` polynomial or grid), or a plain stamp.
+
+    Raises
+    ------
+    InputError
+        Cards are missing or do not fit the array.
+    """
+    kind = header.get("PSFKIND")
+    if kind is None:
+        return psf_from_stamp(pixels, shape)
+    pixels = np.asarray(pixels, float)
+    try:
+        if kind == "polynomial":
+            domain = Domain((header["DOMNY"], header["DOMNX"]), (header["DOMY0"], header["DOMX0"]))
+            order = header["PSFORDER"]
+            psf: PixelPsf | GridPsf = PixelPsf(pixels, order, domain)
+            fits_cards = pixels.ndim == 3 and len(pixels) == count_terms(order)
+        elif kind == "grid":
+            nodes = {a: np.array([header[f"GRID{a}{k}"] for k in range(pixels.shape[n])]) for n, a in enumerate("YX")}
+            psf = GridPsf(pixels, nodes["X"], nodes["Y"])
+            fits_cards = pixels.ndim == 4
+        else:
+            raise InputError(f"PSFKIND = {kind!r}; allowed: polynomial, grid")
+    except (KeyError, IndexError) as e:
+        raise InputError(f"PSFKIND = {kind!r}, but {e.args[0]}") from None
+    if not fits_cards:
+        raise InputError(f"PSFKIND = {kind!r} with an array of shape {pixels.shape}")
+    return psf, {"kind": kind}

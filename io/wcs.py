@@ -12,7 +12,7 @@ from astropy.io import fits
 from astropy.wcs import WCS, FITSFixedWarning
 
 from skydelta.errors import InputError
-from skydelta.io.fits.layout import last, text
+from skydelta.io.fits.layout import text
 from skydelta.io.header import is_wcs_card
 
 ROUND_TRIP = 1e-6
@@ -29,7 +29,7 @@ def celestial_wcs(
 ) -> tuple[WCS | None, list[str]]:
     """The primary celestial WCS of an image, or None and the reason.
 
-    Alternate versions (A to Z) are never used, nor are their cards mixed in. Of a cube only the celestial axes are kept.
+    Alternate versions (A to Z) are never used, nor are their cards mixed in. Of a cube the celestial axes are kept.
 
     Parameters
     ----------

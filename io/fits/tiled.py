@@ -126,7 +126,7 @@ def check(hdu: Hdu, data: bytes) -> TileGrid:
         for row in np.flatnonzero(column.counts > 0):
             start = column.heap + int(column.offsets[row])
             stream = data[start : start + int(column.counts[row]) * column.width]
-            fault = stream_check(stream, int(pixels[row]), tuple(s.stop - s.start for s in grid.slices(row)))
+            fault = stream_check(stream, int(pixels[row]), tuple(s.stop - s.start for s in grid.slices(int(row))))
             if fault:
                 raise InputError(f"tile {row}: {fault}", tiles=[int(row)])
     if not filled.all():

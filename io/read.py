@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From a file, HDUs, CCDData or arrays to an Exposure: which plane is what, and what was decided on the way."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from astropy.io import fits
+from astropy.nddata import NDData
+
+from skydelta.errors import ConfigError, InputError
+from skydelta.io import variance as variances
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.layout import Hdu, number, text
+from skydelta.io.fits.reader import InMemory, Source, open_file, role, split_extension
+from skydelta.io.header import unit_of, user_cards
+from skydelta.io.planes import MaskPlanes, decode_mask
+from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
+from skydelta.io.wcs import celestial_wcs
+from skydelta.kernels.backend import resolve, to_host
+
+log = logging.getLogger(__name__)
+
+GAIN_CARDS = ("GAIN", "EGAIN", "CCDGAIN", "EFFGAIN")
+NOISE_CARDS = ("RDNOISE", "READNOIS", "READNOISE", "RON", "ENOISE")
+SATURATION_CARDS = ("ESATUR", "TSATUR", "SATURATE", "SATURAT", "SATLEVEL", "SATUR_LEVEL")
+"""Effective levels (of the image as it is, after its sky was subtracted) come before those of the detector."""
+
+UNCERTAINTIES = {"VarianceUncertainty": "variance", "StdDevUncertainty": "sigma", "InverseVariance": "weight"}
+"""UTYPE of an UNCERT extension (astropy NDData)."""
+
+SKY_CHI2 = (0.5, 2.0)
+"""Measured over stated sky variance outside which the plane is doubted."""
+
+PLATEAU = 5
+"""An integer image whose largest value occurs this often, far above its sky, was cut off there."""
+
+Plane = str | Path | np.ndarray | None
+
+
+@dataclass
+class _Draft:
+    """What is gathered before it becomes an Exposure; planes on the host."""
+
+    pixels: np.ndarray
+    header: fits.Header
+    source: Source | None = None
+    hdu: Hdu | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    mask: np.ndarray | None = None
+    planes: MaskPlanes = field(default_factory=MaskPlanes)
+    has_saturation: bool = False
+
+    @property
+    def label(self) -> str:
+        if self.source is None or self.hdu is None:
+            return "array"
+        return f"{self.source.label}: {self.hdu.label}"
+
+
+def read(
+    source: Any,
+    *,
+    image: str | int | None = None,
+    variance: Plane = None,
+    sigma: Plane = None,
+    weight: Plane = None,
+    mask: Plane = None,
+    psf: Any = None,
+    dtype: Literal["float32", "native"] = "float32",
+    gain: float | None = None,
+    read_noise: float | None = None,
+    saturation: float | None = None,
+    device: str = "auto",
+) -> Exposure:
+    """Read an image with everything that belongs to its pixels.
+
+    Parameters
+    ----------
+    source : str, Path, HDU, HDUList, CCDData, NDData, array (H, W), (array, header) or Exposure
+        A path may name an HDU: ``file.fits[SCI]``, ``file.fits[1]``.
+    image : str or int, optional
+        HDU name (``SCI``, ``SCI,2``) or number; by rule SCI or IMAGE, else the first two-dimensional image.
+    variance, sigma, weight : path or array, optional
+        One of them: variance, standard deviation (squared here), or inverse variance (inverted; 0 is no data), as
+        ``FILE``, ``FILE[EXT]`` or an array. By rule from VAR, ERR, UNCERT (by UTYPE), VAR_POISSON + VAR_RNOISE + ...,
+        WHT of the same file, else estimated (`skydelta.io.variance.estimate`).
+    mask : path or array, optional
+        By rule from DQ or MASK of the same file; conventions as in `skydelta.io.planes.decode_mask`.
+    psf : path, array (h, w) or Psf, optional
+        By rule from a PSF extension of the same file.
+    dtype : {"float32", "native"}
+        native keeps integers and float64.
+    gain, read_noise : float, optional
+        Electrons per unit of the pixels, electrons; before the cards of the header.
+    saturation : float, optional
+        Level in the unit of the pixels; before the cards of the header.
+    device : str
+        auto, cpu, cuda or cuda:N.
+
+    Returns
+    -------
+    Exposure
+        ``notes`` says where each plane came from and what was odd; pixels that are NaN, BLANK or without a valid
+        variance carry NO_DATA.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, has no two-dimensional image, or planes have other shapes than the image.
+    ConfigError
+        Contradicting or unknown arguments.
+    """
+    given = {k: v for k, v in (("variance", variance), ("sigma", sigma), ("weight", weight)) if v is not None}
+    if len(given) > 1:
+        raise ConfigError(f"read: {' and '.join(given)} are given; one of them is allowed")
+    if dtype not in ("float32", "native"):
+        raise ConfigError(f"read: dtype {dtype!r}; allowed are float32, native")
+    backend = resolve(device)
+    if isinstance(source, Exposure):
+        return source.to(backend)
+    with ExitStack() as stack:
+        if isinstance(source, NDData):
+            draft = _from_nddata(source)
+            given = given or draft.notes.pop("_uncertainty", {})
+            mask = draft.notes.pop("_mask", None) if mask is None else mask
+        else:
+            draft = _open(source, image, stack)
+        return _complete(draft, given, mask, psf, dtype, gain, read_noise, saturation, stack).to(backend)
+
+
+def _open(source: Any, image: str | int | None, stack: ExitStack) -> _Draft:
+    """The image and its header."""
+    if isinstance(source, tuple) and len(source) == 2:
+        return _from_array(source[0], source[1])
+    if isinstance(source, str | Path):
+        path, extension = split_extension(str(source))
+        if extension is not None and image is not None and str(image) != extension:
+            raise ConfigError(f"read: {source} names HDU {extension!r}, image= names {image!r}; one is allowed")
+        opened: Source = stack.enter_context(open_file(path))
+        image = extension if extension is not None else image
+    elif isinstance(source, fits.HDUList):
+        opened = InMemory(source)
+    elif isinstance(source, fits.PrimaryHDU | fits.ImageHDU | fits.CompImageHDU):
+        opened = InMemory(fits.HDUList([source]))
+    elif hasattr(source, "ndim") and hasattr(source, "dtype"):
+        return _from_array(source, fits.Header())
+    else:
+        raise ConfigError(
+            f"read: {type(source).__name__} cannot be read; a path, HDU, HDUList, CCDData, array or Exposure is needed"
+        )
+    hdu = opened.image(image)
+    header, pixels, odd = opened.read(hdu)
+    draft = _Draft(pixels, opened.keywords(hdu, header), opened, hdu)
+    draft.warnings += [*opened.oddities, *odd]
+    draft.notes["image"] = {
+        "file": Path(opened.label).name,
+        "hdu": hdu.index,
+        "name": hdu.name,
+        "type": str(pixels.dtype),
+    }
+    if hdu.compression:
+        draft.notes["image"]["compression"] = hdu.compression
+    alike = [h for h in opened.hdus if h.is_image and role(h) == "image" and h is not hdu]
+    if image is None and role(hdu) == "image" and alike:
+        draft.warnings.append(f"{len(alike) + 1} science images in the file; {hdu.label} was taken")
+    return draft
+
+
+def _from_array(array: Any, header: Any) -> _Draft:
+    pixels = to_host(array)
+    if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
+        raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
+    cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
+    native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    return _Draft(native, cards, notes={"image": {"type": str(native.dtype)}})
+
+
+def _from_nddata(data: NDData) -> _Draft:
+    """astropy NDData: uncertainty by its type, mask, WCS, unit."""
+    header = data.meta.copy() if isinstance(data.meta, fits.Header) else fits.Header()
+    if data.unit is not None:
+        header["BUNIT"] = data.unit.to_string()
+    draft = _from_array(np.asarray(data.data), header)
+    draft.notes["_wcs"], draft.notes["_psf"] = data.wcs, getattr(data, "psf", None)
+    if data.uncertainty is not None:
+        kind = UNCERTAINTIES.get(type(data.uncertainty).__name__)
+        if kind is None:
+            raise InputError(
+                f"uncertainty {type(data.uncertainty).__name__} has no known meaning; known: {', '.join(UNCERTAINTIES)}"
+            )
+        draft.notes["_uncertainty"] = {kind: np.asarray(data.uncertainty.array)}
+    if data.mask is not None:
+        draft.notes["_mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
+    return draft
+
+
+def _complete(
+    draft: _Draft,
+    given: dict[str, Any],
+    mask: Any,
+    psf: Any,
+    dtype: str,
+    gain: float | None,
+    read_noise: float | None,
+    saturation: float | None,
+    stack: ExitStack,
+) -> Exposure:
+    pixels = draft.pixels.astype(np.float32) if dtype == "float32" else draft.pixels
+    if pixels.dtype.kind == "f":
+        infinite = np.isinf(pixels)
+        if infinite.any():
+            pixels = np.where(infinite, pixels.dtype.type(np.nan), pixels)
+            draft.warnings.append(f"{int(infinite.sum())} infinite pixels are masked")
+    _attach_mask(draft, mask, stack)
+    assert draft.mask is not None
+    no_data = np.int32(draft.planes.bit("NO_DATA"))
+    if pixels.dtype.kind == "f":
+        missing = np.isnan(pixels)
+        draft.mask[missing] |= no_data
+        draft.notes["mask"]["missing_pixels"] = int(missing.sum())
+    _mark_saturation(draft, saturation)
+    found = _variance(draft, pixels, given, gain, read_noise, stack)
+    unknown = ~np.isfinite(found.values)
+    draft.mask[unknown] |= no_data
+    good = (draft.mask & np.int32(draft.planes.invalid)) == 0
+    if found.note["kind"] != "estimated":
+        _doubt(draft, pixels, found, good)
+    draft.notes["variance"] = found.note
+    draft.notes["mask"]["usable_fraction"] = float(good.mean())
+    if not good.any():
+        draft.warnings.append("no usable pixel: all are masked")
+    unit, odd_unit = unit_of(draft.header)
+    if odd_unit:
+        draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
+    wcs = _wcs(draft)
+    attached = _psf(draft, psf, stack)
+    if draft.warnings:
+        draft.notes["warnings"] = list(dict.fromkeys(draft.warnings))
+        for line in draft.notes["warnings"]:
+            log.warning("%s: %s", draft.label, line)
+    return Exposure(
+        pixels,
+        found.values,
+        draft.mask,
+        draft.planes,
+        wcs,
+        attached,
+        unit,
+        user_cards(draft.header),
+        id=Path(draft.source.label).name if draft.source is not None else "",
+        notes={k: v for k, v in draft.notes.items() if not k.startswith("_")},
+    )
+
+
+def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> tuple[np.ndarray, fits.Header, str]:
+    """Pixels, header and name of a plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
+    if not isinstance(given, str | Path):
+        pixels, header, name = to_host(given), fits.Header(), "array"
+    else:
+        path, extension = split_extension(str(given))
+        source = stack.enter_context(open_file(path))
+        hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
+        stored, pixels, odd = source.read(hdu)
+        draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
+        header, name = source.keywords(hdu, stored), f"{Path(path).name} {hdu.label}"
+    _same_shape(draft, kind, name, pixels.shape)
+    return pixels, header, name
+
+
+def _companion_file(source: Source, kind: str, draft: _Draft) -> Hdu:
+    """In a file that holds one plane: the HDU of that role, else of the image's name, else the only rule there is."""
+    roles = {"weight": ("weight",), "sigma": ("sigma", "uncertainty"), "variance": ("variance", "uncertainty")}
+    for wanted in roles.get(kind, (kind,)):
+        if draft.hdu is not None and (hdu := source.companion(wanted, draft.hdu)) is not None:
+            return hdu
+    if draft.hdu is not None and draft.hdu.name:
+        for hdu in source.hdus:
+            if hdu.is_image and hdu.name == draft.hdu.name:
+                return hdu
+    return source.image()
+
+
+def _same_shape(draft: _Draft, kind: str, name: str, shape: tuple[int, ...]) -> None:
+    if shape != draft.pixels.shape:
+        raise InputError(f"{draft.label}: {kind} ({name}) has shape {shape}, the image {draft.pixels.shape}")
+
+
+def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | None:
+    """The plane of a role in the image's own file."""
+    if draft.source is None or draft.hdu is None:
+        return None
+    hdu = draft.source.companion(kind, draft.hdu)
+    if hdu is None or 0 in (hdu.shape or (0,)):
+        return None
+    header, pixels, odd = draft.source.read(hdu)
+    draft.warnings += [f"{hdu.label}: {line}" for line in odd]
+    _same_shape(draft, kind, hdu.label, pixels.shape)
+    return pixels, draft.source.keywords(hdu, header), hdu.label
+
+
+def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
+    found = _plane(draft, "mask", given, stack) if given is not None else _beside(draft, "mask")
+    if found is None:
+        draft.mask = np.zeros(draft.pixels.shape, np.int32)
+        draft.notes["mask"] = {"source": "none"}
+        return
+    pixels, header, name = found
+    try:
+        decoded = decode_mask(pixels, header)
+    except InputError as e:
+        raise InputError(f"{draft.label}: mask ({name}): {e}", **e.numbers) from None
+    draft.mask, draft.planes = decoded.mask.copy(), decoded.planes
+    draft.warnings += decoded.notes
+    draft.has_saturation = decoded.convention != "non-zero is BAD"
+    draft.notes["mask"] = {"source": name, "convention": decoded.convention}
+
+
+def _mark_saturation(draft: _Draft, level: float | None) -> None:
+    """SAT where the image reaches the level, when no mask says it."""
+    if draft.has_saturation:
+        draft.notes["saturation"] = {"source": "mask"}
+        return
+    source = "argument"
+    if level is None:
+        level, source = _saturation_card(draft)
+    if level is None:
+        level, source = _plateau(draft.pixels), "largest value of the image"
+    if level is None:
+        draft.notes["saturation"] = {"source": "none"}
+        return
+    with np.errstate(invalid="ignore"):
+        reached = draft.pixels >= level
+    assert draft.mask is not None
+    draft.mask[reached] |= np.int32(draft.planes.bit("SAT"))
+    draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": int(reached.sum())}
+
+
+def _saturation_card(draft: _Draft) -> tuple[float | None, str]:
+    for card in SATURATION_CARDS:
+        level = _number(draft, card)
+        if level is not None:
+            return level, card
+    amplifiers = [v for c in ("SATURATA", "SATURATB") if (v := _number(draft, c)) is not None]
+    return (min(amplifiers), "SATURATA, SATURATB") if amplifiers else (None, "")
+
+
+def _plateau(pixels: np.ndarray) -> float | None:
+    if pixels.dtype.kind not in "ui":
+        return None
+    top = int(pixels.max())
+    far = top > 4 * max(float(np.median(pixels)), 1.0) and top > 1000
+    return float(top) if far and int((pixels == top).sum()) >= PLATEAU else None
+
+
+def _variance(
+    draft: _Draft,
+    pixels: np.ndarray,
+    given: dict[str, Any],
+    gain: float | None,
+    read_noise: float | None,
+    stack: ExitStack,
+) -> variances.Variance:
+    for kind, plane in given.items():
+        values, _, name = _plane(draft, kind, plane, stack)
+        return variances.from_plane(values, kind, name)
+    for kind in ("variance", "sigma", "uncertainty", "variance component", "weight"):
+        found = _beside(draft, kind)
+        if found is None:
+            continue
+        values, header, name = found
+        if kind == "uncertainty":
+            written = text(header, "UTYPE") or "StdDevUncertainty"
+            if written not in UNCERTAINTIES:
+                raise InputError(f"{draft.label}: {name}: UTYPE = {written!r}; allowed: {', '.join(UNCERTAINTIES)}")
+            return variances.from_plane(values, UNCERTAINTIES[written], f"{name}, UTYPE {written}")
+        if kind == "variance component":
+            values, name = _sum_of_components(draft)
+            return variances.from_plane(values, "variance", name)
+        return variances.from_plane(values, kind, name)
+    assert draft.mask is not None
+    good = (draft.mask & np.int32(draft.planes.invalid)) == 0
+    detector = _detector(draft, gain, read_noise)
+    if int(good.sum()) < 16:
+        draft.warnings.append(f"{int(good.sum())} usable pixels: no variance can be estimated")
+        return variances.Variance(np.full(pixels.shape, np.nan, np.float32), {"source": "none", "kind": "none"})
+    try:
+        return variances.estimate(pixels, good, detector)
+    except InputError as e:
+        draft.warnings.append(str(e))
+        return variances.Variance(np.full(pixels.shape, np.nan, np.float32), {"source": "none", "kind": "none"})
+
+
+def _sum_of_components(draft: _Draft) -> tuple[np.ndarray, str]:
+    assert draft.source is not None
+    assert draft.hdu is not None
+    total, names = np.zeros(draft.pixels.shape), []
+    for hdu in draft.source.hdus:
+        if role(hdu) == "variance component" and hdu.version == draft.hdu.version:
+            _, values, _ = draft.source.read(hdu)
+            _same_shape(draft, "variance", hdu.label, values.shape)
+            total += values
+            names.append(hdu.name)
+    return total, " + ".join(names)
+
+
+def _detector(draft: _Draft, gain: float | None, read_noise: float | None) -> variances.Detector:
+    def first(given: float | None, cards: tuple[str, ...], pair: tuple[str, str]) -> float | None:
+        if given is not None:
+            return given
+        for card in cards:
+            value = _number(draft, card)
+            if value is not None and value > 0:
+                return value
+        both = [v for c in pair if (v := _number(draft, c)) is not None and v > 0]
+        return float(np.mean(both)) if both else None
+
+    for name, value in (("gain", gain), ("read_noise", read_noise)):
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise ConfigError(f"read: {name} = {value}; a positive number is needed")
+    return variances.Detector(
+        first(gain, GAIN_CARDS, ("GAINA", "GAINB")),
+        first(read_noise, NOISE_CARDS, ("RDNOISEA", "RDNOISEB")),
+        _number(draft, "BIASLVL") or 0.0,
+        max(int(_number(draft, "NCOMBINE") or 1), 1),
+    )
+
+
+def _number(draft: _Draft, card: str) -> float | None:
+    """A card as a finite number; one that is not is left aside with a warning."""
+    if card not in draft.header:
+        return None
+    try:
+        value = number(draft.header, card, float("nan"))
+    except InputError as e:
+        draft.warnings.append(f"{e}; the card is left aside")
+        return None
+    return value if np.isfinite(value) else None
+
+
+def _doubt(draft: _Draft, pixels: np.ndarray, found: variances.Variance, good: np.ndarray) -> None:
+    """Compare a stated variance with the noise of the image; a wrong kind of plane shows here."""
+    ratio = variances.sky_chi2(pixels, found.values, good)
+    found.note["sky_chi2"] = ratio
+    if ratio is not None and not SKY_CHI2[0] <= ratio <= SKY_CHI2[1]:
+        draft.warnings.append(
+            f"sky noise is {ratio:.3g} times the variance from {found.note['source']} (read as {found.note['kind']}); "
+            f"{SKY_CHI2[0]} to {SKY_CHI2[1]} are expected"
+        )
+
+
+def _wcs(draft: _Draft) -> Any:
+    if "_wcs" in draft.notes:
+        draft.notes["wcs"] = "given"
+        return draft.notes["_wcs"]
+    tables = draft.source.astropy if draft.source is not None else None
+    shape = (draft.pixels.shape[0], draft.pixels.shape[1])
+    try:
+        wcs, said = celestial_wcs(draft.header, tables, shape)
+    except InputError as e:
+        wcs, said = None, [str(e)]
+        draft.warnings.append(str(e))
+    if wcs is not None:
+        draft.warnings += said
+        said = [", ".join(wcs.wcs.ctype)]
+    draft.notes["wcs"] = "; ".join(said)
+    return wcs
+
+
+def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
+    shape = (draft.pixels.shape[0], draft.pixels.shape[1])
+    if isinstance(given, Psf):
+        draft.notes["psf"] = {"source": "given"}
+        return given
+    if given is None and draft.notes.get("_psf") is not None:
+        given = draft.notes["_psf"]
+    if given is None:
+        if draft.source is None or draft.hdu is None:
+            return None
+        hdu = draft.source.companion("psf", draft.hdu)
+        source: Source | None = draft.source if hdu is not None else None
+    elif isinstance(given, str | Path):
+        path, extension = split_extension(str(given))
+        source = stack.enter_context(open_file(path))
+        hdu = source.find(extension) if extension is not None else None
+        hdu = hdu or next((h for h in source.hdus if role(h) == "psf"), None) or source.image()
+    else:
+        stamp, said = psf_from_stamp(to_host(given), shape)
+        draft.notes["psf"] = {"source": "array", **said}
+        return stamp
+    if source is None or hdu is None:
+        return None
+    header, pixels, _ = source.read(hdu)
+    try:
+        made, said = psf_from_hdu(pixels, header, shape)
+    except InputError as e:
+        raise source.error(hdu, f"PSF: {e}") from None
+    draft.notes["psf"] = {"source": f"{Path(source.label).name} {hdu.label}", **said}
+    return made

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The variance of an image: from another plane, or estimated from the detector or from the image itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.ndimage import binary_dilation, convolve, gaussian_filter, map_coordinates
+
+from skydelta.errors import InputError
+
+BLOCK = 64
+"""Side of the blocks in which sky and noise are measured, px."""
+
+LAG = 4
+"""Distance of the pixel pairs whose difference gives the noise, px: beyond the correlation of resampled pixels."""
+
+SMOOTH = 1.0
+"""Width (sigma, px) of the smoothing under the photon noise of faint pixels."""
+
+BRIGHT = 10.0
+"""Above this many sigma a pixel is its own best signal: its noise biases its variance by less than one per cent."""
+
+MODEL_TRUSTED = (0.6, 1.6)
+"""Measured over modelled sky variance within which the detector model is used as it is."""
+
+LAPLACIAN = np.array([[0.25, -0.5, 0.25], [-0.5, 1.0, -0.5], [0.25, -0.5, 0.25]]) / 1.5
+"""Keeps white noise as it is and takes away everything smooth on three pixels (Immerkaer 1996)."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """What a header (or the user) says about the detector, in the unit u of the pixels.
+
+    Attributes
+    ----------
+    gain : float or None
+        Electrons per u.
+    read_noise : float or None
+        Electrons.
+    bias : float
+        Level that is no light, u.
+    combined : int
+        Exposures in the image; whether they were added or averaged shows in the noise.
+    """
+
+    gain: float | None = None
+    read_noise: float | None = None
+    bias: float = 0.0
+    combined: int = 1
+
+
+@dataclass
+class Variance:
+    """A variance plane and how it came about.
+
+    Attributes
+    ----------
+    values : float32 (H, W)
+        NaN where nothing is known.
+    note : dict
+        source, numbers; JSON-able.
+    """
+
+    values: np.ndarray
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+def from_plane(plane: np.ndarray, kind: str, source: str) -> Variance:
+    """Variance from a stored plane; values that mean nothing become NaN and are counted.
+
+    Parameters
+    ----------
+    plane : (H, W)
+    kind : {"variance", "sigma", "weight"}
+        A sigma is squared, a weight (inverse variance) inverted; zero weight means no data.
+    source : str
+        Where it was, for the note.
+    """
+    raw: np.ndarray = plane.astype(np.float64 if plane.dtype.itemsize > 4 else np.float32)
+    good = np.isfinite(raw) & (raw > 0)
+    with np.errstate(all="ignore"):
+        values = raw * raw if kind == "sigma" else 1 / raw if kind == "weight" else raw
+        out = values.astype(np.float32)
+    good &= np.isfinite(out) & (out > 0)
+    out = np.where(good, out, np.float32(np.nan))
+    note: dict[str, Any] = {"source": source, "kind": kind}
+    counts = {
+        "not_finite": int((~np.isfinite(raw)).sum()),
+        "negative": int((raw < 0).sum()),
+        "zero": int((raw == 0).sum()),
+    }
+    counts["out_of_range"] = int((~good).sum()) - sum(counts.values())
+    note["invalid"] = {k: n for k, n in counts.items() if n}
+    note["median"] = float(np.median(out[good])) if good.any() else None
+    return Variance(out, note)
+
+
+def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sky level and noise (robust sigma) of blocks: float64 (ny, nx) each, NaN where too few pixels are good.
+
+    The noise is that of the differences of pixels `LAG` apart, so that gradients do not count.
+    """
+    rows, columns = _edges(image.shape)
+    ny, nx = len(rows) - 1, len(columns) - 1
+    sky, noise = np.full((ny, nx), np.nan), np.full((ny, nx), np.nan)
+    for j in range(ny):
+        for i in range(nx):
+            box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
+            part, ok = np.asarray(image[box], float), good[box]
+            if ok.sum() < 0.1 * part.size or ok.sum() < 16:
+                continue
+            sky[j, i] = np.median(part[ok])
+            pairs = ok[:, LAG:] & ok[:, :-LAG] if part.shape[1] > LAG else np.zeros((1, 0), bool)
+            if pairs.sum() >= 16:
+                d = (part[:, LAG:] - part[:, :-LAG])[pairs]
+                noise[j, i] = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
+    return sky, noise
+
+
+def white_noise(image: np.ndarray, good: np.ndarray) -> float:
+    """Noise (robust sigma) that is independent from pixel to pixel, in the quiet quarter of the blocks.
+
+    Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
+    """
+    rows, columns = _edges(image.shape)
+    found = []
+    for j in range(len(rows) - 1):
+        for i in range(len(columns) - 1):
+            box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
+            part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
+            inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
+            if inner.sum() >= 16:
+                found.append(1.4826 * np.median(np.abs(part[inner])))
+    return float(np.percentile(found, 25)) if found else float("nan")
+
+
+def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Variance:
+    """Variance where a file has none.
+
+    The sky's share is (sky - bias) / gain + (read noise / gain)^2 when that agrees with the measured noise (between
+    pixels `LAG` apart, or white noise; `MODEL_TRUSTED`); a stack, or an image whose sky was subtracted, has another
+    noise, and then the measured one is used. Objects add their photon noise (image - sky) / gain. Their signal is not
+    the noisy pixel itself, which would give downward fluctuations more weight, but the image smoothed by `SMOOTH`,
+    except where a pixel stands `BRIGHT` sigma above the sky. Without a gain the measured noise is the variance
+    everywhere, and bright objects are noisier than it says (the note tells so).
+
+    Parameters
+    ----------
+    image : (H, W)
+    good : bool (H, W)
+    detector : Detector
+
+    Raises
+    ------
+    InputError
+        Fewer good pixels than any noise can be measured from.
+    """
+    sky, noise = local_sky(image, good)
+    if not np.isfinite(noise).any():
+        raise InputError(f"variance cannot be estimated: {int(good.sum())} good pixels of {image.size} are too few")
+    # a quarter of the blocks is free of objects in all but the densest fields
+    measured = float(np.nanpercentile(noise, 25)) ** 2
+    level = float(np.nanpercentile(sky, 25))
+    gain = detector.gain
+    sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape)
+    note: dict[str, Any] = {"sky": level, "sky_variance_measured": measured}
+    if gain is None:
+        blocks = np.where(np.isfinite(noise), noise, np.sqrt(measured)) ** 2
+        # blocks full of objects must not claim more than twice the quiet sky
+        quiet = np.clip(blocks, 0.5 * measured, 2 * measured)
+        values = _spread(quiet, image.shape)
+        note |= {"source": "measured", "why": "no variance plane and no gain: photon noise of objects is not included"}
+        return _estimated(values, note)
+    dark = ((detector.read_noise or 0.0) / gain) ** 2
+    modelled = max(level - detector.bias, 0.0) / gain + dark
+    white = white_noise(image, good) ** 2
+    note |= {"gain": gain, "read_noise": detector.read_noise, "bias": detector.bias, "sky_variance_modelled": modelled}
+    note["white_variance_measured"] = white
+    low, high = MODEL_TRUSTED
+    # a crowded field raises the first, resampled pixels lower the second
+    if any(low * modelled <= found <= high * modelled for found in (measured, white)) and modelled > 0:
+        sky_variance = np.maximum(sky_map - detector.bias, 0) / gain + dark
+        note["source"] = "gain"
+    else:
+        sky_variance = np.full(image.shape, measured, np.float32)
+        note |= {"source": "gain and measured sky noise", "why": "the measured noise is not that of gain and sky"}
+        n = detector.combined
+        if n > 1 and low * n <= modelled / measured <= high * n:
+            gain *= n  # an average: every unit stands for n times the electrons
+            note["effective_gain"] = gain
+    excess = np.where(good, image - sky_map, 0).astype(np.float32)
+    smooth = gaussian_filter(excess, SMOOTH, truncate=3)
+    quiet_noise = np.sqrt(measured)
+    signal = np.where(excess > BRIGHT * quiet_noise, excess, smooth)
+    # what smoothing leaves of the sky's own noise is not signal
+    signal[signal < quiet_noise] = 0
+    return _estimated(sky_variance + signal / np.float32(gain), note)
+
+
+def _estimated(values: np.ndarray, note: dict[str, Any]) -> Variance:
+    out = values.astype(np.float32)
+    floor = np.float32(max(note["sky_variance_measured"], np.finfo(np.float32).tiny) * 1e-3)
+    return Variance(np.maximum(out, floor), {**note, "kind": "estimated", "median": float(np.median(out))})
+
+
+def _spread(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Bilinear between block centres, constant outside them: float32 (H, W)."""
+    at = [(np.arange(n, dtype=np.float32) + 0.5) * (k / n) - 0.5 for n, k in zip(shape, blocks.shape, strict=True)]
+    grid = np.meshgrid(*at, indexing="ij")
+    return map_coordinates(blocks.astype(np.float32), grid, order=1, mode="nearest", output=np.float32)
+
+
+def sky_chi2(image: np.ndarray, variance: np.ndarray, good: np.ndarray) -> float | None:
+    """Measured over stated variance of the sky; 1 when the plane means what its name says, None without enough sky."""
+    _, noise = local_sky(image, good)
+    rows, columns = _edges(image.shape)
+    ratios = []
+    for j, i in np.argwhere(np.isfinite(noise)):
+        box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
+        ratios.append(noise[j, i] ** 2 / np.median(variance[box][good[box]]))
+    return float(np.median(ratios)) if ratios else None
+
+
+def _edges(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column edges of the blocks."""
+    rows, columns = (np.linspace(0, n, max(1, round(n / BLOCK)) + 1).astype(int) for n in shape)
+    return rows, columns

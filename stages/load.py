@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Read an image from a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.reader import split_extension
+from skydelta.io.read import read
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+_PLANE = "as FILE or FILE[EXT]; none: from the image's own file"
+
+
+class LoadConfig(StageConfig):
+    """Which HDUs and files hold what; paths are relative to the workflow."""
+
+    image: str | int | None = Field(
+        None, description="HDU name or number; none: SCI or IMAGE, else the first 2-D image."
+    )
+    variance: str | None = Field(None, description=f"Variance plane, {_PLANE}.")
+    sigma: str | None = Field(None, description="Standard deviation instead of a variance, FILE or FILE[EXT].")
+    weight: str | None = Field(None, description="Inverse variance instead of a variance, FILE or FILE[EXT].")
+    mask: str | None = Field(None, description=f"Mask, {_PLANE}.")
+    psf: str | None = Field(None, description=f"PSF stamp, {_PLANE}.")
+    dtype: Literal["float32", "native"] = Field("float32", description="Type of the pixels in memory.")
+    gain: float | None = Field(None, gt=0, description="Electrons per unit of the pixels; none: from the header.")
+    read_noise: float | None = Field(None, gt=0, description="Read noise, electrons; none: from the header.")
+    saturation: float | None = Field(None, description="Saturation level, unit of the pixels; none: from the header.")
+
+
+class Load(Stage[LoadConfig]):
+    """Image, variance, mask, WCS and PSF of a FITS file, on the device of the run."""
+
+    name = "load"
+    version = 1
+    inputs = {"path": Port(str, "FILE or FILE[EXT]")}
+    outputs = {"image": Port(Exposure, "what was read", replaces="path")}
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        """Planes of the result; reading itself happens on the host."""
+        return 12 * shape[0] * shape[1]
+
+    def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
+        config = self.config.model_dump()
+        for name in ("variance", "sigma", "weight", "mask", "psf"):
+            if config[name] is not None:
+                config[name] = _under(ctx.base, config[name])
+        exposure = read(_under(ctx.base, path), **config, device=ctx.backend.name)
+        for i, line in enumerate(exposure.notes.get("warnings", [])):
+            ctx.flag(f"reading_{i + 1}" if i else "reading", line)
+        for name, note in exposure.notes.items():
+            if name != "warnings":
+                ctx.metric(name, note)
+        return {"image": exposure}
+
+
+def _under(base: Path | None, path: str) -> str:
+    """The path with ``[EXT]`` kept, from ``base`` when it is relative."""
+    file, extension = split_extension(path)
+    full = Path(file) if base is None or Path(file).is_absolute() else base / file
+    return f"{full}[{extension}]" if extension is not None else str(full)
