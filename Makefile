@@ -18,12 +18,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy follows neither import hooks nor __path__, so it is shown the layout that an installation has.
+# mypy follows neither import hooks nor __path__, so it is shown the layout that an installation has; from the root it
+# would take io/ for the standard library's io.
 typecheck: $(INSTALLED)
 	rm -rf build/typecheck
 	mkdir -p build/typecheck/skydelta
 	ln -s $(addprefix ../../../,$(wildcard skydelta/*.py skydelta/py.typed) pipeline stages kernels io workflows) build/typecheck/skydelta/
-	MYPYPATH=build/typecheck $(BIN)/mypy -p skydelta
+	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p skydelta
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache demo-output

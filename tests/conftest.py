@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -21,6 +22,10 @@ from skydelta.kernels.backend import cuda_device_count
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("SKYDELTA_SHARED") or ROOT.parent / "shared").resolve()
 SHARED_FIXTURES = {"shared", "shared_data", "shared_tools"}
+
+# The same examples every time, however slow the machine is.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,6 @@ CUDA against reference on a device, every CUDA entry compiled without one.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +97,7 @@ def register(spec: KernelSpec) -> KernelSpec:
 def registry() -> dict[str, KernelSpec]:
     """All kernels, fronts imported."""
     for front in FRONTS:
-        if importlib.util.find_spec(f"skydelta.kernels.{front}"):
-            importlib.import_module(f"skydelta.kernels.{front}")
+        importlib.import_module(f"skydelta.kernels.{front}")
     return dict(_registry)
 
 
