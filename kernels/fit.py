@@ -78,6 +78,28 @@ def spline_coefficients(psf: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(out)
 
 
+def psf_values(coefficients: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """PSFs (n, p, p) given by their `spline_coefficients`, each at one position (dx, dy) px from its middle."""
+    p = coefficients.shape[1]
+    value = np.zeros(len(dx))
+    u, v = np.asarray(dx, float) + p // 2, np.asarray(dy, float) + p // 2
+    inside = np.flatnonzero((u >= 0) & (v >= 0) & (u <= p - 1) & (v <= p - 1))
+    (i, wx), (j, wy) = (_taps(a[inside], p) for a in (u, v))
+    taps = coefficients[inside[:, None, None], j[:, :, None], i[:, None, :]]
+    value[inside] = np.einsum("nji,nj,ni->n", taps, wy, wx)
+    return value
+
+
+def _taps(u: np.ndarray, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights (n, 4) of the coefficients that a cubic B-spline needs at ``u``, mirrored at the border."""
+    first = np.clip(np.floor(u), 0, p - 2).astype(int)
+    t = u - first
+    s = 1 - t
+    weights = np.stack([s**3, 4 - 6 * t**2 + 3 * t**3, 4 - 6 * s**2 + 3 * s**3, t**3], 1) / 6
+    index = np.abs(first[:, None] + np.arange(-1, 3))
+    return np.minimum(index, 2 * (p - 1) - index), weights
+
+
 def fit_lobes(data: Array, weight: Array, psf: np.ndarray, start: np.ndarray) -> LobeFit:
     """Fit m(x) = sum_k F_k P(x - x_k) + b to every stamp.
 

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fit every detection with the PSF, and with two opposite lobes where one does not do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+from astropy import units as u
+
+from skydelta.errors import InputError
+from skydelta.io.catalog import Catalog, bits
+from skydelta.io.exposure import Exposure
+from skydelta.io.psf import fwhm
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.fit import LobeFit, Status, fit_lobes, psf_values, spline_coefficients
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.detect import sky_positions
+
+BATCH = 2048
+"""Stamps fitted at a time: bounds the memory; no result depends on it."""
+
+MARGIN = 6.0
+"""BIC by which the dipole must win over the single source (2.2: 6 to 10)."""
+
+EXCESS = 3.0
+"""Standard deviations of chi2 above its expectation from which on a dipole is tried for any object."""
+
+SEPARATIONS = (1.0, 2.5)
+"""Lobe distances tried along the dipole moment, PSF sigma."""
+
+DEGENERATE = 12.0
+"""Gain in chi2 over the moment alone below which the lobes are not determined one by one; calibrated by simulation."""
+
+SIDES = (15, 31)
+"""Smallest and largest stamp, px."""
+
+PSF_FREE, DIPOLE_FREE = 4, 7
+"""Free parameters; the moment at a given place has as many as a free PSF."""
+
+
+class FitConfig(StageConfig):
+    """Nothing to choose: models compete by their BIC."""
+
+
+class Fit(Stage[FitConfig]):
+    """Flux, position and model of every detection, by maximum likelihood with the known PSF and variance.
+
+    Every object is fitted with one PSF and a constant; a dipole F+ P(x - x+) - F- P(x - x-) + b is tried for those
+    paired by detection and those that one PSF does not explain. The dipole moment M of the linear model
+    F P - M . grad P + b is always given with its covariance: about (x, y) for dipoles, else about the detected
+    position. Where the moment explains the stamp as well as two lobes do, only F and M are determined: the row is
+    flagged DEGENERATE and its flux is F of that model.
+
+    Raises
+    ------
+    InputError
+        The image has no variance or no PSF.
+    """
+
+    name = "fit"
+    version = 1
+    inputs = {
+        "image": Port(Exposure, "difference with white noise, its variance and PSF"),
+        "catalog": Port(Catalog, "detections"),
+    }
+    outputs = {"catalog": Port(Catalog, "the same rows with fluxes, models and errors", replaces="catalog")}
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return BATCH * SIDES[1] ** 2 * 8 * 4
+
+    def run(self, ctx: Context, *, image: Exposure, catalog: Catalog) -> dict[str, Any]:  # type: ignore[override]
+        if image.variance is None or image.psf is None:
+            raise InputError(f"fit: the image has no {'variance' if image.variance is None else 'PSF'}")
+        width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
+        side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
+        parts = []
+        for first in range(0, max(len(catalog), 1), BATCH):
+            stamps = _gather(image, catalog[first : first + BATCH], side)
+            parts.append(_measure(stamps, width / 2.3548))
+        rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        out = _catalog(image, catalog, rows)
+        dipole = rows["model"] == "dipole"
+        ctx.metric("candidates", len(out))
+        ctx.metric("dipoles", int(dipole.sum()))
+        ctx.metric("degenerate_dipoles", int(out.has("DEGENERATE").sum()))
+        ctx.metric("not_converged", int((out.has("NOT_CONVERGED") | out.has("NO_FIT")).sum()))
+        return {"catalog": out}
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Pixels around objects, where the image lives, and what is known of each object beforehand (host, float64).
+
+    Attributes
+    ----------
+    data, weight : float32 (n, s, s)
+        Weight is inverse variance; 0, and data 0, where there is no usable pixel.
+    psf : (n, p, p)
+        Spline coefficients.
+    middle : (n, 2)
+        x, y of the stamp's middle in the image.
+    start : (n, 2)
+        Detected position from the middle, px.
+    lobes : (n, 2, 2)
+        Detected positive and negative lobe from the middle; NaN where there is one peak only.
+    """
+
+    data: Array
+    weight: Array
+    psf: np.ndarray
+    middle: np.ndarray
+    start: np.ndarray
+    lobes: np.ndarray
+
+    def take(self, rows: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+        """data, weight and psf of some rows."""
+        index = backend_of(self.data).asarray(rows)
+        return self.data[index], self.weight[index], self.psf[rows]
+
+
+def _value(catalog: Catalog, name: str) -> np.ndarray:
+    column = catalog[name]
+    return np.asarray(getattr(column, "value", column), float)
+
+
+def _gather(image: Exposure, catalog: Catalog, side: int) -> Stamps:
+    """Cut the stamps on the image's device."""
+    backend = image.backend
+    xp = backend.xp
+    at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
+    middle = np.rint(at)
+    o = np.arange(side) - side // 2
+    j = backend.asarray(middle[:, 1, None, None].astype(int) + o[:, None])
+    i = backend.asarray(middle[:, 0, None, None].astype(int) + o)
+    height, width = image.shape
+    inside = (j >= 0) & (i >= 0) & (j < height) & (i < width)
+    where = xp.clip(j, 0, height - 1), xp.clip(i, 0, width - 1)
+    data, variance = image.image[where], image.variance[where]
+    good = inside & xp.isfinite(data) & xp.isfinite(variance) & (variance > 0)
+    if image.mask is not None:
+        good &= (image.mask[where] & image.planes.invalid) == 0
+    one, zero = np.float32(1), np.float32(0)
+    lobes = np.stack([_value(catalog, n) for n in ("x_pos", "y_pos", "x_neg", "y_neg")], 1).reshape(-1, 2, 2)
+    return Stamps(
+        data=xp.where(good, data, zero),
+        weight=xp.where(good, one / xp.where(good, variance, one), zero),
+        psf=spline_coefficients(image.psf.render(at[:, 0], at[:, 1])),
+        middle=middle,
+        start=at - middle,
+        lobes=lobes - middle[:, None],
+    )
+
+
+def _measure(stamps: Stamps, sigma: float) -> dict[str, np.ndarray]:
+    """Both models, the choice between them, and all measured columns; positions in the image."""
+    psf = fit_lobes(stamps.data, stamps.weight, stamps.psf, stamps.start[:, None])
+    pixels = to_host((stamps.weight > 0).sum(axis=(1, 2))).astype(float)
+    fitted = ~np.isin(psf.status, (Status.NO_DATA, Status.SINGULAR))
+    rows = _single(psf, fitted, pixels)
+    rows["sharpness"] = _sharpness(stamps, psf)
+    expected = pixels - PSF_FREE
+    tried = np.isfinite(stamps.lobes).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
+    tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
+    if len(tried):
+        _dipoles(stamps, psf, tried, pixels, sigma, rows)
+    for k, axis in enumerate("xy"):
+        for name in (axis, f"{axis}_pos", f"{axis}_neg"):
+            rows[name] = rows[name] + stamps.middle[:, k]
+    return rows
+
+
+def _single(psf: LobeFit, fitted: np.ndarray, pixels: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of the one-PSF model."""
+    n = len(psf.chi2)
+    error = np.sqrt(np.einsum("nii->ni", psf.covariance))
+    flux, x, y, background = np.where(fitted[:, None], psf.parameters, np.nan).T
+    kept = psf.status == Status.CONVERGED
+    rows = {
+        "x": np.where(kept, x, np.nan),
+        "y": np.where(kept, y, np.nan),
+        "flux": flux,
+        "flux_err": error[:, 0],
+        "model": np.full(n, "psf", dtype="U8"),
+        "flags": np.where(fitted, 0, bits("NO_FIT")) | _status_flags(psf.status),
+        "x_err": error[:, 1],
+        "y_err": error[:, 2],
+        "background": background,
+        "chi2": np.where(fitted, psf.chi2, np.nan),
+        "dof": pixels - PSF_FREE,
+        "bic": np.where(fitted, psf.chi2 + PSF_FREE * np.log(np.maximum(pixels, 1)), np.nan),
+        "n_eval": psf.evaluations.copy(),
+        "status": psf.status.copy(),
+        **_moment_columns(psf),
+    }
+    rows["model"][~fitted] = "none"
+    for name in _LOBES:
+        rows[name] = np.full(n, np.nan)
+    return rows
+
+
+_LOBES = (
+    *(f"{a}_{lobe}" for lobe in ("pos", "neg") for a in ("flux", "x", "y")),
+    "flux_pos_err",
+    "flux_neg_err",
+    "separation",
+    "separation_err",
+    "angle",
+    "angle_err",
+)
+
+
+def _status_flags(status: np.ndarray) -> np.ndarray:
+    late, bound = status == Status.MAX_EVALUATIONS, status == Status.AT_BOUND
+    return np.where(late, bits("NOT_CONVERGED"), 0) | np.where(bound, bits("AT_BOUND"), 0)
+
+
+def _moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
+    c = fit.moment_covariance
+    return {
+        "moment_x": fit.moment[:, 1],
+        "moment_y": fit.moment[:, 2],
+        "moment_xx": c[:, 1, 1],
+        "moment_xy": c[:, 1, 2],
+        "moment_yy": c[:, 2, 2],
+    }
+
+
+def _sharpness(stamps: Stamps, psf: LobeFit) -> np.ndarray:
+    """Highest of the middle 3 x 3 pixels above the background, over the fitted PSF there."""
+    h, n = stamps.data.shape[1] // 2, len(psf.chi2)
+    flux, x, y, background = psf.parameters.T
+    core = to_host(stamps.data[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) - background[:, None]
+    usable = to_host(stamps.weight[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) > 0
+    peak = np.argmax(np.where(usable, core * np.sign(flux)[:, None], -np.inf), axis=1)
+    model = flux * psf_values(stamps.psf, peak % 3 - 1 - x, peak // 3 - 1 - y)
+    known = usable.any(axis=1) & (model != 0)
+    return np.where(known, core[np.arange(n), peak] / np.where(known, model, 1), np.nan)
+
+
+def _dipoles(
+    stamps: Stamps, psf: LobeFit, tried: np.ndarray, pixels: np.ndarray, sigma: float, rows: dict[str, np.ndarray]
+) -> None:
+    """Fit dipoles to the rows ``tried`` and put those that win into ``rows``."""
+    data, weight, coefficients = stamps.take(tried)
+    direction = psf.moment[tried, 1:3]
+    direction = direction / np.maximum(np.hypot(*direction.T), 1e-300)[:, None]
+    best: LobeFit | None = None
+    along = [
+        np.stack(
+            [stamps.start[tried] + 0.5 * s * sigma * direction, stamps.start[tried] - 0.5 * s * sigma * direction], 1
+        )
+        for s in SEPARATIONS
+    ]
+    detected = np.where(np.isfinite(stamps.lobes[tried]), stamps.lobes[tried], along[-1])
+    for start in (detected, *along):
+        fit = fit_lobes(data, weight, coefficients, start)
+        best = fit if best is None else _better(best, fit)
+    fit = _positive_first(best)
+    q = fit.parameters
+    share = q[:, 0] / np.where(q[:, 0] > q[:, 3], q[:, 0] - q[:, 3], 1.0)
+    middle = share[:, None] * q[:, 1:3] + (1 - share)[:, None] * q[:, 4:6]
+    opposite = (q[:, 0] > 0) & (q[:, 3] < 0)
+    moment = fit_lobes(data, weight, coefficients, np.where(opposite[:, None], middle, stamps.start[tried])[:, None])
+    log_n = np.log(pixels[tried])
+    two, linear = fit.chi2 + DIPOLE_FREE * log_n, moment.moment_chi2 + PSF_FREE * log_n
+    degenerate = moment.moment_chi2 - fit.chi2 < DEGENERATE
+    wins = opposite & (np.where(degenerate, np.minimum(two, linear), two) < rows["bic"][tried] - MARGIN)
+    if not wins.any():
+        return
+    won, k = tried[wins], np.flatnonzero(wins)
+    columns = _dipole_columns(fit, middle)
+    columns["bic"], columns["dof"] = two, pixels[tried] - DIPOLE_FREE
+    columns |= _moment_columns(moment)
+    columns["flux"] = np.where(degenerate, moment.moment[:, 0], columns["flux"])
+    spread = np.sqrt(moment.moment_covariance[:, 0, 0])
+    columns["flux_err"] = np.where(degenerate, spread, columns["flux_err"])
+    columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
+    for name, value in columns.items():
+        rows[name][won] = value[k]
+    rows["model"][won] = "dipole"
+
+
+def _better(a: LobeFit, b: LobeFit) -> LobeFit:
+    """Row by row the fit of the lower chi2, a usable one before one that is not."""
+    usable = [~np.isin(f.status, (Status.NO_DATA, Status.SINGULAR)) for f in (a, b)]
+    take = (usable[1] & ~usable[0]) | ((usable[1] == usable[0]) & (b.chi2 < a.chi2 - 1e-6))
+    fields = {}
+    for name in LobeFit.__dataclass_fields__:
+        one, two = getattr(a, name), getattr(b, name)
+        fields[name] = np.where(take.reshape(-1, *[1] * (one.ndim - 1)), two, one)
+    return LobeFit(**fields)
+
+
+def _positive_first(fit: LobeFit) -> LobeFit:
+    """Lobes swapped where the second is the brighter one, sign included."""
+    order = np.arange(7) + np.zeros((len(fit.chi2), 1), int)
+    swap = fit.parameters[:, 3] > fit.parameters[:, 0]
+    order[swap] = [3, 4, 5, 0, 1, 2, 6]
+    row = np.arange(len(order))
+    parameters = np.take_along_axis(fit.parameters, order, 1)
+    covariance = fit.covariance[row[:, None, None], order[:, :, None], order[:, None, :]]
+    return LobeFit(
+        parameters, covariance, fit.chi2, fit.evaluations, fit.status,
+        fit.moment, fit.moment_covariance, fit.moment_chi2,
+    )  # fmt: skip
+
+
+def _dipole_columns(fit: LobeFit, middle: np.ndarray) -> dict[str, np.ndarray]:
+    """What follows from the two lobes; errors to first order in their covariance."""
+    f1, x1, y1, f2, x2, y2, background = fit.parameters.T
+    total = np.maximum(f1 - f2, 1e-300)
+    dx, dy = x1 - x2, y1 - y2
+    length = np.maximum(np.hypot(dx, dy), 1e-300)
+    zero = np.zeros_like(f1)
+    # gradients with respect to F1, x1, y1, F2, x2, y2, b; F2 is negative
+    slopes = {
+        "flux": [zero + 1, zero, zero, zero + 1, zero, zero, zero],
+        "x": [-f2 * dx / total**2, f1 / total, zero, f1 * dx / total**2, -f2 / total, zero, zero],
+        "y": [-f2 * dy / total**2, zero, f1 / total, f1 * dy / total**2, zero, -f2 / total, zero],
+        "separation": [zero, dx / length, dy / length, zero, -dx / length, -dy / length, zero],
+        "angle": [zero, -dy / length**2, dx / length**2, zero, dy / length**2, -dx / length**2, zero],
+    }
+    errors = {}
+    for name, columns in slopes.items():
+        g = np.stack(columns, 1)
+        errors[name] = np.sqrt(np.einsum("ni,nij,nj->n", g, fit.covariance, g))
+    lobe_error = np.sqrt(np.einsum("nii->ni", fit.covariance))
+    converged = fit.status == Status.CONVERGED
+    return {
+        "x": np.where(converged, middle[:, 0], np.nan),
+        "y": np.where(converged, middle[:, 1], np.nan),
+        "flux": f1 + f2,
+        "flux_err": errors["flux"],
+        "x_err": errors["x"],
+        "y_err": errors["y"],
+        "background": background,
+        "chi2": fit.chi2,
+        "n_eval": fit.evaluations,
+        "status": fit.status,
+        "flux_pos": f1,
+        "flux_pos_err": lobe_error[:, 0],
+        "x_pos": x1,
+        "y_pos": y1,
+        "flux_neg": -f2,
+        "flux_neg_err": lobe_error[:, 3],
+        "x_neg": x2,
+        "y_neg": y2,
+        "separation": np.hypot(dx, dy),
+        "separation_err": errors["separation"],
+        "angle": np.degrees(np.arctan2(dy, dx)),
+        "angle_err": np.degrees(errors["angle"]),
+    }
+
+
+def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> Catalog:
+    """The table with units; positions stay as detected where the fit gives none."""
+    unit = image.unit or u.dimensionless_unscaled
+    x, y = (np.where(np.isfinite(rows[n]), rows[n], _value(catalog, n)) for n in ("x", "y"))
+    ra, dec = _value(catalog, "ra"), _value(catalog, "dec")
+    if image.wcs is not None and len(catalog):
+        ra, dec = sky_positions(image, x, y)
+    flags = np.asarray(catalog["flags"]) | rows["flags"]
+    moved = dict.fromkeys(("moment_x", "moment_y"), unit * u.pix)
+    spread = dict.fromkeys(("moment_xx", "moment_xy", "moment_yy"), (unit * u.pix) ** 2)
+    fluxes = ("background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
+    pixels = ("x_err", "y_err", "x_pos", "y_pos", "x_neg", "y_neg", "separation", "separation_err")
+    units = {**moved, **spread, **dict.fromkeys(fluxes, unit), **dict.fromkeys(pixels, u.pix)}
+    units |= {"angle": u.deg, "angle_err": u.deg}
+    measured = {n: rows[n] * units[n] if n in units else rows[n] for n in ORDER}
+    return Catalog(
+        {
+            "id": np.asarray(catalog["id"]),
+            "x": x * u.pix,
+            "y": y * u.pix,
+            "ra": ra * u.deg,
+            "dec": dec * u.deg,
+            "flux": rows["flux"] * unit,
+            "flux_err": rows["flux_err"] * unit,
+            "snr": np.asarray(catalog["snr"]),
+            "model": rows["model"],
+            "flags": flags.astype(np.int32),
+            **measured,
+        },
+        meta=catalog.meta,
+    )
+
+
+ORDER = (
+    "x_err", "y_err", "background", "chi2", "dof", "bic", "n_eval", "status",
+    "moment_x", "moment_y", "moment_xx", "moment_xy", "moment_yy",
+    "flux_pos", "flux_pos_err", "x_pos", "y_pos", "flux_neg", "flux_neg_err", "x_neg", "y_neg",
+    "separation", "separation_err", "angle", "angle_err", "sharpness",
+)  # fmt: skip
+"""Measured columns after the first ten."""
