@@ -165,8 +165,9 @@ def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: K
     fixed_f, moved_f = ft(fixed), ft(moved)
     whitened = back(ft(difference) * backend.asarray(white, np.float32))
     variance = back(filter_of(f.white2) * fixed_f + filter_of(f.moved2) * moved_f)
-    floor = xp.finfo(np.float32).tiny
-    variance = xp.maximum(variance, floor)
+    # whitened sky has the level N(0); rounding beside very bright stars must not fall through it
+    sky = k.level_fixed + k.level_moved * k.match.sum(axis=(1, 2)) ** 2
+    variance = xp.maximum(variance, backend.asarray(FLOOR * sky, np.float32)[:, None, None])
     inverse = xp.where(good, 1 / variance, np.float32(0))
     weight = back(ft(inverse) * own2_flipped)
     exact = back(filter_of(f.exact_fixed) * fixed_f + filter_of(f.exact_moved) * moved_f)

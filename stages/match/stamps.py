@@ -11,7 +11,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.stages.stars import Stars
 
-CELL = 100
+CELL = 50
 """Least side of the selection cells, px."""
 
 CELLS = 300

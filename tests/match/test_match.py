@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kernel fit: against brute force, against a known kernel, and where data are few, scaled or wrong."""
+
+import numpy as np
+import pytest
+from scipy.signal import fftconvolve
+from support_pairs import context, gaussian, pair, subtract
+
+from skydelta.errors import AlgorithmError, InputError, MisalignedError
+from skydelta.io.field import Domain, polynomial_terms
+from skydelta.kernels.normal_equations import assemble, solve, stamp_sums
+from skydelta.stages.match import Match
+from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
+
+
+def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
+    """Random stamps, their sums, and everything needed to build the design matrix by hand."""
+    basis = gaussian_basis(1.0, half, (2, 1))
+    stamps = rng.normal(0, 1, (n, m + 2 * half, m + 2 * half)).astype(np.float32)
+    target = rng.normal(0, 1, (n, m, m)).astype(np.float32)
+    weight = rng.uniform(0.5, 2, (n, m, m)).astype(np.float32)
+    weight[rng.random(weight.shape) < 0.1] = 0
+    psi = rng.normal(0, 1, (n, 3, m, m))
+    sums = stamp_sums(
+        stamps, target, weight, np.full((n, m, m), variance, np.float32), np.eye(basis.size), psi,
+        basis.rows, basis.columns, basis.pairs, basis.transform,
+    )  # fmt: skip
+    x, y = rng.uniform(0, 100, (2, n))
+    phi = polynomial_terms(*Domain.of((100, 100)).uv(x, y), order).T
+    return basis, stamps, target, weight, psi, sums, phi
+
+
+def test_normal_equations_equal_the_brute_force_least_squares():
+    rng = np.random.default_rng(3)
+    basis, stamps, target, weight, psi, sums, phi = sums_of(rng)
+    free = layout(basis.size, 3, 1, False)
+    solution = solve(*assemble(sums, phi, free, np.ones(12, bool)))
+    rows, right = [], []
+    for s in range(12):
+        planes = np.array([fftconvolve(stamps[s].astype(float), b, "valid") for b in basis.images()] + list(psi[s]))
+        design = planes[:, None] * phi[s][None, :, None, None]
+        w = np.sqrt(weight[s].astype(float))
+        rows.append((design[free.free] * w).reshape(free.size, -1).T)
+        right.append((target[s] * w).ravel())
+    want, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)
+    np.testing.assert_allclose(solution.parameters, want, rtol=1e-7, atol=1e-9)
+    inverse = np.linalg.inv(np.concatenate(rows).T @ np.concatenate(rows))
+    np.testing.assert_allclose(solution.covariance, inverse, rtol=1e-6, atol=1e-12)
+    assert solution.rank == free.size
+
+
+def test_stamp_chi2_needs_no_pixels():
+    rng = np.random.default_rng(4)
+    basis, stamps, target, weight, psi, sums, _ = sums_of(rng)
+    c = rng.normal(0, 1, (12, basis.size + 3))
+    got = sums.chi2(c)
+    for s in range(12):
+        planes = np.array([fftconvolve(stamps[s].astype(float), b, "valid") for b in basis.images()] + list(psi[s]))
+        model = np.tensordot(c[s], planes, 1)
+        assert got[s] == pytest.approx((weight[s] * (target[s] - model) ** 2).sum(), rel=1e-6)
+
+
+def test_only_the_first_basis_term_has_a_sum():
+    sums = gaussian_basis(1.3, 12).images().sum(axis=(1, 2))
+    assert sums[0] == pytest.approx(1)
+    assert np.abs(sums[1:]).max() < 1e-12
+
+
+def test_a_deficient_matrix_is_cut_and_counted():
+    a = np.diag([1.0, 2.0, 3.0, 4.0])
+    a[3] = a[2]
+    a[:, 3] = a[:, 2]
+    solution = solve(a, np.array([1.0, 2.0, 3.0, 3.0]))
+    assert solution.rank == 3
+    np.testing.assert_allclose(a @ solution.parameters, [1, 2, 3, 3], atol=1e-9)
+
+
+def test_the_true_kernel_is_recovered():
+    p = pair(seed=5, stars=120, sky=(20.0, 5.0), low=3000, high=9e4)
+    kernel, _ = subtract(p, order=0)
+    got = fftconvolve(gaussian(1.25, 16), kernel.at(128, 128), "same")
+    truth = 0.8 * gaussian(1.7, 16)
+    assert np.abs(got - truth).max() < 0.004 * truth.max()
+    assert got.sum() == pytest.approx(0.8, abs=2e-3)
+
+
+def test_noise_in_the_reference_does_not_pull_the_kernel_down(figure):
+    """Faint stars in a noisy reference: ordinary least squares loses several times more of the kernel's sum."""
+    sums = []
+    for seed in range(6):
+        p = pair(seed=seed, stars=150, sky=(100.0, 150.0), low=800, high=4000, widths=(1.8, 1.3))
+        kernel, _ = subtract(p, order=0)
+        sums.append(kernel.at(128, 128).sum())
+    figure("kernel sum, faint stars, relative bias", abs(np.mean(sums) / 0.8 - 1), 0.006)
+
+
+def test_a_variable_star_is_clipped_and_held_out_stamps_are_not_fitted():
+    p = pair(seed=6, stars=80, low=5000)
+    bright = int(np.argmax(p.flux))
+    p.science.image[:] += 0
+    extra = pair(seed=6, stars=80, low=5000, transients=[(p.x[bright], p.y[bright], 0.5 * p.flux[bright])])
+    kernel, _ = subtract(extra)
+    role, x, y = (np.asarray(kernel.stamps[c]) for c in ("role", "x", "y"))
+    here = np.hypot(x - p.x[bright], y - p.y[bright]) < 2
+    assert here.any()
+    assert set(role[here]) <= {"clipped", "held-out"}
+    assert (role == "held-out").sum() == pytest.approx(len(role) / 5, abs=1)
+    assert kernel.quality["stamps_fit"] == (role == "fit").sum()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 2.0**20, 1e6])
+def test_units_do_not_matter(scale):
+    plain, _ = subtract(pair(seed=7))
+    scaled, _ = subtract(pair(seed=7, scale=scale))
+    np.testing.assert_allclose(scaled.at(100, 50), plain.at(100, 50), atol=1e-4 * plain.at(100, 50).max())
+    assert len(scaled.stamps) == len(plain.stamps)
+
+
+@pytest.mark.parametrize(("stars", "order"), [(1, 0), (2, 0), (5, 0), (60, 2)])
+def test_few_stars_lower_the_order_and_say_so(stars, order):
+    p = pair(seed=8, stars=stars, low=2e4, shape=(200, 200), margin=50 if stars < 10 else 8)
+    ctx = context()
+    kernel, made = subtract(p, ctx)
+    assert kernel.order == order
+    assert ("order_lowered" in ctx.flags) == (order < 2)
+    assert ("few_stamps" in ctx.flags) == (stars < 5)
+    image = made["difference"].image
+    assert np.isfinite(image).mean() > 0.75
+    assert kernel.at(100, 100).sum() == pytest.approx(0.8, abs=0.05)
+
+
+def test_no_star_is_an_error_with_numbers():
+    p = pair(seed=9, stars=0)
+    with pytest.raises(AlgorithmError, match="none of the 0 stars"):
+        Match().execute(context(), {"science": p.science, "reference": p.reference})
+
+
+def test_supported_orders():
+    assert [supported_order(2, n) for n in (0, 1, 8, 9, 17, 18, 500)] == [0, 0, 0, 1, 1, 2, 2]
+    assert [chosen_order(n) for n in (1, 20, 199, 200)] == [0, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("widths", "direction"), [((1.7, 1.25), "reference"), ((1.25, 1.7), "science")])
+def test_the_sharper_image_is_convolved(widths, direction):
+    kernel, _ = subtract(pair(seed=10, widths=widths))
+    assert kernel.direction == direction
+
+
+@pytest.mark.parametrize("offset", [(5.0, 0.0), (-3.0, 4.0)])
+def test_a_wrong_registration_fails_but_goes_on(offset):
+    ctx = context()
+    kernel, made = subtract(pair(seed=11, offset=offset), ctx)
+    assert "misaligned" in ctx.flags
+    assert isinstance(ctx.failures[0], MisalignedError)
+    assert ctx.metrics["registration_dx_px"] == pytest.approx(-offset[0], abs=0.1)
+    assert np.isfinite(made["difference"].image).any()
+    assert kernel.size > 0
+
+
+def test_a_small_registration_error_is_taken_up_by_the_kernel():
+    ctx = context()
+    subtract(pair(seed=12, offset=(0.3, -0.2)), ctx)
+    assert not ctx.failures
+
+
+def test_shapes_and_variance_are_checked():
+    p, q = pair(seed=13), pair(seed=13, shape=(200, 256))
+    with pytest.raises(InputError, match="align them first"):
+        Match().execute(context(), {"science": p.science, "reference": q.reference})
+    with pytest.raises(InputError, match="science image has no variance"):
+        Match().execute(context(), {"science": p.science.with_(variance=None), "reference": p.reference})
+
+
+def test_widths_and_sizes():
+    assert matching_width(4.0, 3.0) == pytest.approx(np.sqrt(7) / 2.3548)
+    assert matching_width(3.0, 3.0) == pytest.approx(0.7)
+    assert kernel_half(1.13) == 11
+
+
+def test_clipping_stops_before_half_is_gone():
+    rng = np.random.default_rng(14)
+    basis, *_, sums, phi = sums_of(rng, n=12)
+    result = fit(sums, phi, layout(basis.size, 3, 1, False), np.ones(12, bool), 0.01)
+    assert result.used.sum() >= 6
