@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The maths of every .cuh on the host, under the sanitizers, against the reference of its kernel."""
+
+from importlib import import_module, resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import support_host_cuda
+from cases import components, convolve_tiles, fit_lobes, peak_flags, stamp_basis
+
+from skydelta.kernels.core.fused import chains
+from skydelta.kernels.core.spec import registry, resolve_target
+from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
+
+KERNELS = registry()
+
+
+def reference(name, arguments):
+    return resolve_target(KERNELS[name].reference)(**arguments)
+
+
+def close(got, want, name):
+    tolerance = KERNELS[name].tolerance
+    np.testing.assert_allclose(got, want, rtol=tolerance.relative, atol=tolerance.absolute)
+
+
+def test_every_file_is_tried():
+    tests = Path(__file__).resolve().parents[1]
+    text = "".join(p.read_text() for p in tests.rglob("test_host_maths.py"))
+    files = {f.name for f in resources.files("skydelta.kernels.cuda").iterdir() if f.name.endswith(".cuh")}
+    chained = {step.file for chain in chains().values() for step in chain.steps}
+    assert not {file for file in files - chained if f'"{file}"' not in text}
+
+
+@pytest.mark.parametrize("shape", [(37, 53), (3, 100)])
+def test_convolution(tmp_path, rng, shape):
+    case = convolve_tiles.make(rng, shape)
+    plane, kernels, tile = case["plane"], case["kernels"], case["tile"]
+    (h, w), (kh, kw) = shape, kernels.shape[2:]
+    body = f"""
+    const int pitch = {w + kw - 1};
+    for (int y = 0; y < {h}; y += COLUMN)
+      for (int x = 0; x < {w}; ++x) {{
+        const float* taps = kernels + (long long)((y / {tile}) * {kernels.shape[1]} + x / {tile}) * {kh * kw};
+        float sum[COLUMN] = {{}};
+        for (int i = 0; i < {kw}; ++i)
+          convolve_column(padded + y * pitch + x + {kw - 1} - i, pitch, taps + i, {kw}, {kh}, sum);
+        for (int r = 0; r < COLUMN && y + r < {h}; ++r) out[(y + r) * {w} + x] = sum[r];
+      }}
+    """
+    below = -h % 4  # rows that the last column of outputs reads and nobody uses
+    padded = np.pad(plane, ((kh // 2, kh // 2 + below), (kw // 2, kw // 2)))
+    inputs = {"padded": padded, "kernels": kernels}
+    got = support_host_cuda.run(tmp_path, "convolve.cuh", body, inputs, {"out": (np.float32, shape)})
+    close(got["out"], reference("convolve_tiles", case), "convolve_tiles")
+
+
+def test_stamp_basis(tmp_path, rng):
+    case = stamp_basis.make(rng, (3, 9))
+    stamps, pairs, k = case["stamps"], case["pairs"], case["rows"].shape[1]
+    count, side = stamps.shape[:2]
+    m = side - k + 1
+    body = f"""
+    std::vector<double> along({side * m});
+    for (int s = 0; s < {count}; ++s)
+      for (int b = 0; b < {len(pairs)}; ++b) {{
+        for (int i = 0; i < {side * m}; ++i)
+          along[i] = convolve_line(stamps + s * {side * side} + (i / {m}) * {side} + i % {m}, 1,
+                                   rows + pairs[2 * b] * {k}, {k});
+        for (int i = 0; i < {m * m}; ++i)
+          out[(s * {len(pairs)} + b) * {m * m} + i] =
+              convolve_line(along.data() + i, {m}, columns + pairs[2 * b + 1] * {k}, {k});
+      }}
+    """
+    outputs = {"out": (np.float64, (count, len(pairs), m, m))}
+    got = support_host_cuda.run(tmp_path, "normal_equations.cuh", body, case, outputs)
+    close(got["out"], reference("stamp_basis", case), "stamp_basis")
+
+
+def test_order_statistics_by_bits(tmp_path, rng):
+    values = np.concatenate([rng.normal(0, 1e3, 300), [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38], np.ones(9)])
+    values = values.astype(np.float32)
+    body = """
+    using namespace background;
+    for (int rank = 0; rank < n_v; ++rank) {
+      unsigned prefix = 0;
+      int left = rank;
+      for (int pass = 0; pass < DIGITS; ++pass) {
+        std::vector<int> bins(BINS);
+        for (int i = 0; i < n_v; ++i)
+          if (agrees(key_of(v[i]), prefix, pass)) ++bins[digit(key_of(v[i]), pass)];
+        int b = 0;
+        while (left >= bins[b]) left -= bins[b++];
+        prefix = prefix << 8 | (unsigned)b;
+      }
+      ordered[rank] = value_of(prefix);
+    }
+    for (int i = 0; i <= 7; ++i) edges[i] = edge(i, 2000000000, 7);
+    """
+    outputs = {"ordered": (np.float32, len(values)), "edges": (np.int32, 8)}
+    got = support_host_cuda.run(tmp_path, "background.cuh", body, {"v": values}, outputs)
+    np.testing.assert_array_equal(got["ordered"], np.sort(values))
+    np.testing.assert_array_equal(got["edges"], [2000000000 * i // 7 for i in range(8)])
+
+
+@pytest.mark.parametrize("shape", [(37, 53), (1, 40), (5, 1)])
+def test_peaks(tmp_path, rng, shape):
+    case = peak_flags.make(rng, shape)
+    body = f"""
+    for (int y = 0; y < {shape[0]}; ++y)
+      for (int x = 0; x < {shape[1]}; ++x)
+        out[y * {shape[1]} + x] = peak_sign(image, {shape[0]}, {shape[1]}, y, x, {case["threshold"]}f);
+    """
+    outputs = {"out": (np.int32, shape)}
+    got = support_host_cuda.run(tmp_path, "detect.cuh", body, {"image": case["image"]}, outputs)
+    np.testing.assert_array_equal(got["out"], reference("peak_flags", case))
+
+
+def test_components(tmp_path, rng):
+    shape = h, w = 37, 53
+    case = components.make(rng, shape)
+    body = f"""
+    const float t = {case["threshold"]}f;
+    for (int i = 0; i < {h * w}; ++i) root[i] = i;
+    for (int y = 0; y < {h}; ++y)
+      for (int x = 0; x < {w}; ++x)
+        for (int j = y - 1; j <= y; ++j)
+          for (int i = x - 1; i <= x + 1; ++i) {{
+            const int here = y * {w} + x, there = j * {w} + i;
+            if (j < 0 || i < 0 || i >= {w} || there >= here || !joined(image[here], image[there], t)) continue;
+            const int a = find_root(root, here), b = find_root(root, there);
+            root[maximum(a, b)] = minimum(a, b);
+          }}
+    for (int i = 0; i < {h * w}; ++i) root[i] = find_root(root, i);
+    """
+    outputs = {"root": (np.int32, shape)}
+    root = support_host_cuda.run(tmp_path, "detect.cuh", body, {"image": case["image"]}, outputs)["root"]
+    labels, count = reference("components", case)
+    inside = labels > 0
+    # The root of a component is its first pixel in raster order, and components are numbered by it.
+    found, number = np.unique(root[inside], return_inverse=True)
+    assert len(found) == count
+    np.testing.assert_array_equal(number + 1, labels[inside])
+
+
+@pytest.mark.parametrize("shape", [(15, 1), (21, 2)])
+def test_fits(tmp_path, rng, shape):
+    case = fit_lobes.make(rng, shape)
+    side, lobes = shape
+    count, p, n = len(case["data"]), case["psf"].shape[1], 3 * lobes + 1
+    moments = """
+        if (fit.evaluations == 0 && solve_moment(sums, m, c, &x2))
+          for (int i = 0; i < 4; ++i) moment[4 * k + i] = m[i];
+    """
+    body = f"""
+    constexpr int K = {lobes}, N = {n};
+    for (int k = 0; k < {count}; ++k) {{
+      Sums<K> sums, best;
+      Optimiser<K> fit;
+      double c[N * N];
+      [[maybe_unused]] double m[4], x2;
+      fit.begin(start + k * 2 * K, {BOUND}, {MAX_EVALUATIONS}, &best);
+      while (fit.running) {{
+        sums.clear();
+        for (int i = 0; i < {side**2}; ++i) {{
+          const int at = k * {side**2} + i;
+          if (weight[at] > 0)
+            add_pixel<K>(sums, psf + k * {p * p}, {p}, {side}, i / {side}, i % {side}, fit.trial, data[at], weight[at]);
+        }}
+        {moments if lobes == 1 else ""}
+        fit.step(sums);
+      }}
+      const bool ok = fit.status != FIT_NO_DATA && fit.covariance(c);
+      status[k] = fit.status == FIT_CONVERGED && !ok ? FIT_SINGULAR : fit.status;
+      for (int i = 0; i < N * N; ++i) covariance[k * N * N + i] = ok ? c[i] : quiet_nan();
+      for (int l = 0; l < K; ++l) {{
+        parameters[k * N + 3 * l] = fit.flux[l];
+        parameters[k * N + 3 * l + 1] = fit.q[2 * l];
+        parameters[k * N + 3 * l + 2] = fit.q[2 * l + 1];
+      }}
+      parameters[k * N + 3 * K] = fit.flux[K];
+      chi2[k] = fit.chi2;
+    }}
+    """
+    outputs = {
+        "parameters": (np.float64, (count, n)),
+        "covariance": (np.float64, (count, n, n)),
+        "chi2": (np.float64, count),
+        "status": (np.int32, count),
+        "moment": (np.float64, (count, 4)),
+    }
+    got = support_host_cuda.run(tmp_path, "fit.cuh", body, case, outputs)
+    parameters, covariance, chi2, _, status, moment, *_ = reference("fit_lobes", case)
+    np.testing.assert_array_equal(got["status"], status)
+    for name, want in (("parameters", parameters), ("covariance", covariance), ("chi2", chi2)):
+        close(got[name], want, "fit_lobes")
+    if lobes == 1:
+        known = ~np.isnan(moment)
+        close(got["moment"][known], moment[known], "fit_lobes")
+
+
+@pytest.mark.parametrize("name", sorted(chains()))
+def test_fused_chain(tmp_path, rng, name):
+    """The generated kernel itself, one thread after the other."""
+    chain, case = chains()[name], import_module(f"cases.{name}").make(rng, (37, 53))
+    want = chain(**case)
+    host = "struct Index { int x; };\nstatic Index blockIdx, blockDim, threadIdx;\n#define __global__ static\n"
+    (tmp_path / "chain.cuh").write_text(host + chain.source.text)
+    planes = {f"p_{n}": case[n] for n in chain.planes}
+    scalars = [f"(float){float(np.float32(case[n]))!r}" for n in chain.scalars]
+    arguments = ", ".join([*planes, *scalars, *(f"o_{n}" for n in chain.outputs), str(37 * 53)])
+    body = f"""
+    blockDim.x = 64;
+    for (blockIdx.x = 0; blockIdx.x < 31; ++blockIdx.x)
+      for (threadIdx.x = 0; threadIdx.x < 64; ++threadIdx.x) {chain.entry}({arguments});
+    """
+    outputs = {f"o_{n}": (want[n].dtype, want[n].shape) for n in chain.outputs}
+    got = support_host_cuda.run(tmp_path, "chain.cuh", body, planes, outputs)
+    for n, plane in want.items():
+        np.testing.assert_array_equal(got[f"o_{n}"], plane)
