@@ -8,7 +8,6 @@ import warnings
 
 from astropy import units as u
 from astropy.io import fits
-from astropy.wcs import WCS
 
 from skydelta.io.fits.layout import text
 
@@ -17,7 +16,7 @@ _WCS = re.compile(
     r"PC\d+_\d+|PV\d+_\d+|PS\d+_\d+|LONPOLE|LATPOLE|RADESYS|RADECSYS|EQUINOX|EPOCH|MJDREF|SPECSYS|VELREF|"
     r"LTV\d|LTM\d_\d|WAT\d_\d+)[A-Z]?\Z|"
     r"(A|B|AP|BP)_(\d+_\d+|ORDER|DMAX)\Z|(CPDIS|CQDIS|CPERR|CQERR|D2IMDIS|D2IMERR|D2IM|DP|DQ)\d(\..*)?\Z|AXISCORR\Z|"
-    r"(D2IMARR|D2IMEXT|AMD[XY]\d+|PLTRAH|PLTRAM|PLTRAS|PLTDECD|PLTDECM|PLTDECS|PLTDECSN|CNPIX\d|PPO\d|PLTSCALE)\Z"
+    r"(D2IMARR|D2IMEXT|AMD[XY]\d+|[XY]PIXELSZ|PPO\d|CNPIX\d|PLT(RA|DEC).*|PLTSCALE|PC\d{6})\Z"
 )
 """Cards of world coordinate systems; alternates (a letter at the end) and detector frames go too: nobody moves them."""
 
@@ -70,16 +69,11 @@ def unit_of(header: fits.Header) -> tuple[u.UnitBase | None, str]:
     return None, written
 
 
-def with_wcs(header: fits.Header, wcs: WCS | None) -> fits.Header:
-    """A copy of the header with the cards of a WCS (distortion polynomials included, lookup tables not)."""
-    out = header.copy()
-    if wcs is None:
-        return out
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cards = wcs.to_header(relax=True)
-    for card in cards.cards:
-        # dates of the WCS standard: the file's own say when it was taken
-        if card.keyword and not card.keyword.startswith(("DATE", "MJD")):
-            out.set(card.keyword, card.value, card.comment)
-    return out
+def unit_text(unit: u.UnitBase) -> str:
+    """A unit as BUNIT says it: the form of the standard where it has one, empty without dimension."""
+    if unit == u.dimensionless_unscaled:
+        return ""
+    try:
+        return unit.to_string("fits")
+    except ValueError:
+        return unit.to_string()

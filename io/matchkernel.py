@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from astropy.table import Table
 
-from skydelta.io.field import Domain, polynomial_terms
+from skydelta.errors import InputError
+from skydelta.io.field import Domain, count_terms, polynomial_terms
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,38 @@ class MatchKernel:
     size: int = 0
     stamps: Table = field(default_factory=Table)
     quality: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_hdu(cls, pixels: np.ndarray, header: Mapping[str, Any]) -> MatchKernel:
+        """The kernel of a KERNEL extension: its images, polynomials and background; the fit's statistics stay behind.
+
+        Parameters
+        ----------
+        pixels : (n_p, kh, kw)
+            One image for each spatial term.
+        header : mapping
+            Cards KDIRECT, KORDER, BGORDER, BG0 ..., DOMNX, DOMNY, DOMX0, DOMY0.
+
+        Raises
+        ------
+        InputError
+            A card is missing, or the cards do not fit the array.
+        """
+        try:
+            order, background_order = header["KORDER"], header["BGORDER"]
+            background = np.array([header[f"BG{i}"] for i in range(count_terms(background_order))])
+            domain = Domain((header["DOMNY"], header["DOMNX"]), (header["DOMY0"], header["DOMX0"]))
+            direction = header["KDIRECT"]
+        except KeyError as e:
+            raise InputError(f"KERNEL: {e.args[0]}") from None
+        if pixels.ndim != 3 or len(pixels) != count_terms(order):
+            raise InputError(
+                f"KERNEL of shape {pixels.shape}; {count_terms(order)} images are needed for KORDER = {order}"
+            )
+        return cls(
+            direction, np.asarray(pixels, float), np.eye(len(pixels)), order, background, background_order, domain,
+            rank=header.get("KRANK", 0), size=header.get("KSIZE", 0),
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -22,6 +22,9 @@ _TABLE_CARDS = ("CPDIS1", "CPDIS2", "D2IMDIS1", "D2IMDIS2", "AXISCORR")
 _HARMLESS = ("datfix", "RADECSYS", "unitfix", "more axes", "CROTA = ", "AXISCORR", "obsfix", "PROJP")
 
 
+_PLATE = re.compile(r"(AMD[XY]\d+|[XY]PIXELSZ|PPO\d|CNPIX\d|PLT(RA|DEC).*|PLTSCALE)\Z")
+
+
 def celestial_wcs(
     header: fits.Header,
     tables: Callable[[], fits.HDUList] | None = None,
@@ -63,7 +66,8 @@ def celestial_wcs(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            wcs = WCS(_without_tables(header) if hdulist is None else header, hdulist, relax=True)
+            cards = _without_plate(header)
+            wcs = WCS(_without_tables(cards) if hdulist is None else cards, hdulist, relax=True)
             wcs.wcs.set()
             notes += _said(caught)
             found = _celestial_part(wcs, types, notes)
@@ -114,9 +118,19 @@ def _contradictions(header: fits.Header, types: dict[int, str]) -> list[str]:
         notes.append(f"SIP cards are applied although CTYPE ({', '.join(types.values())}) does not say -SIP")
     if sip and any(re.fullmatch(r"PV\d+_[1-9]\d*", k) for k in header):
         notes.append("SIP and PV cards together: SIP is used, PV is ignored")
-    if "AMDX1" in header:
-        notes.append("the plate solution (AMDXn, AMDYn) is left out; the linear WCS beside it is used")
     return notes
+
+
+def _without_plate(header: fits.Header) -> fits.Header:
+    """Without the left-over cards of a plate solution (DSS): wcslib overruns its memory when it counts them together
+    with other distortion cards."""
+    complete = "AMDX1" in header and "AMDY1" in header and not any(k.startswith(("CQDIS", "CPDIS")) for k in header)
+    if complete:
+        return header
+    out = header.copy()
+    for key in [k for k in out if _PLATE.match(k)]:
+        out.remove(key, ignore_missing=True, remove_all=True)
+    return out
 
 
 def _without_tables(header: fits.Header) -> fits.Header:

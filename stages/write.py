@@ -67,11 +67,13 @@ class Write(Stage[WriteConfig]):
             )
         out = ctx.out
         out.mkdir(parents=True, exist_ok=True)
-        *planes, psf = exposure_hdus(difference)
+        planes = exposure_hdus(difference)
         for i, flag in enumerate(sorted(ctx.earlier)):
             planes[0].header[f"SDFLAG{i}"] = (flag, "what to know about this difference")
         snr = image_hdu("SNR", score.image, difference, u.dimensionless_unscaled)
-        write_hdus(out / "difference.fits", [*planes, snr, kernel_hdu(kernel), psf])
+        after_mask = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
+        planes[after_mask:after_mask] = [snr, kernel_hdu(kernel)]
+        write_hdus(out / "difference.fits", planes)
         catalog.save(out / "catalog.ecsv")
         catalog.save(out / "catalog.parquet")
         files = ["difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits"]

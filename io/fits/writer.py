@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from astropy.table import Table
 
 from skydelta import __version__
 from skydelta.io.exposure import Exposure
-from skydelta.io.header import with_wcs
+from skydelta.io.header import unit_text
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.psf import GridPsf, PixelPsf, Psf
+from skydelta.io.storage import write_bytes
+from skydelta.io.wcs import wcs_cards
 from skydelta.kernels.backend import Array, to_host
 
 CHECKED = "by skydelta"
@@ -26,8 +27,13 @@ CHECKED = "by skydelta"
 
 
 def write_hdus(path: str | Path, hdus: Iterable[Any]) -> None:
-    """Write an empty primary and these HDUs: scratch file beside the target, fsync, rename; checksums on every HDU."""
-    path = Path(path)
+    """Write an empty primary and these HDUs, with checksums on every HDU; the file is whole or absent.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or cannot be written.
+    """
     primary = fits.PrimaryHDU()
     primary.header["CREATOR"] = (f"skydelta {__version__}", "program and version")
     buffer = io.BytesIO()
@@ -35,15 +41,7 @@ def write_hdus(path: str | Path, hdus: Iterable[Any]) -> None:
     for hdu in all_hdus:
         hdu.add_checksum(when=CHECKED)
     all_hdus.writeto(buffer, output_verify="exception")
-    scratch = path.with_name(f".{path.name}.part")
-    try:
-        with scratch.open("wb") as f:
-            f.write(buffer.getbuffer())
-            f.flush()
-            os.fsync(f.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_bytes(Path(path), buffer.getvalue())
 
 
 def write(exposure: Exposure, path: str | Path) -> None:
@@ -54,12 +52,25 @@ def write(exposure: Exposure, path: str | Path) -> None:
     exposure : Exposure
         On any device.
     path : str or Path
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written, or the WCS has no header form.
     """
     write_hdus(path, exposure_hdus(exposure))
 
 
 def exposure_hdus(exposure: Exposure) -> list[Any]:
-    """SCI, VAR (``UTYPE`` VarianceUncertainty), DQ (``MP_*`` cards name the bits) and PSF of an exposure."""
+    """SCI, VAR (``UTYPE`` VarianceUncertainty), DQ (``MP_*`` cards name the bits) and PSF of an exposure.
+
+    The lookup tables of a distortion, if the WCS has any, follow as D2IMARR and WCSDVARR.
+
+    Raises
+    ------
+    InputError
+        The WCS cannot be written (`skydelta.io.wcs.wcs_cards`).
+    """
     out = [image_hdu("SCI", exposure.image, exposure, exposure.unit, exposure.header)]
     if exposure.variance is not None:
         squared = None if exposure.unit is None else exposure.unit**2
@@ -70,21 +81,26 @@ def exposure_hdus(exposure: Exposure) -> list[Any]:
         out.append(mask_hdu(exposure))
     if exposure.psf is not None:
         out.append(psf_hdu(exposure.psf))
+    if exposure.wcs is not None:
+        out += wcs_cards(exposure.wcs)[1]
     return out
 
 
 def image_hdu(
     name: str, plane: Array, exposure: Exposure, unit: u.UnitBase | None, header: fits.Header | None = None
 ) -> fits.ImageHDU:
-    """One plane as an image HDU with unit and WCS; lookup tables of the WCS are not written again."""
+    """One plane as an image HDU with unit and the WCS of the exposure."""
     cards = fits.Header() if header is None else header.copy()
-    hdu = fits.ImageHDU(np.ascontiguousarray(to_host(plane)), with_wcs(cards, exposure.wcs), name=name)
+    if exposure.wcs is not None:
+        cards.extend(wcs_cards(exposure.wcs)[0], end=True)
+    hdu = fits.ImageHDU(np.ascontiguousarray(to_host(plane)), cards, name=name)
     if unit is not None:
-        hdu.header["BUNIT"] = unit.to_string("fits") if unit != u.dimensionless_unscaled else ""
+        hdu.header["BUNIT"] = (unit_text(unit), "unit of the pixels")
     return hdu
 
 
 def mask_hdu(exposure: Exposure) -> fits.ImageHDU:
+    """The mask, its planes named by ``MP_*`` cards."""
     hdu = image_hdu("DQ", exposure.mask, exposure, None)
     for plane, bit in exposure.planes.bits:
         key = f"MP_{plane}"
