@@ -13,7 +13,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain
 from skydelta.io.psf import PixelPsf, fwhm
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_moffat, fit_pixels, radius, supported_order
+from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_psf, radius, supported_order
 from skydelta.stages.stars import Stars, cutouts, find_stars
 
 LEAST_HALF = 12
@@ -85,17 +85,17 @@ class MeasurePsf(Stage[PsfConfig]):
         if len(samples) < FEW:
             ctx.flag("psf_profile", f"{len(samples)} usable stars: the PSF is a constant Moffat profile")
             ctx.metric("psf_order", 0)
-            return _profile(samples, width, image.shape)
+            return fit_psf(samples, domain, 0, width, np.zeros(len(samples), bool), pixels=False).psf
         held_out = np.arange(len(samples)) % HELD_OUT == HELD_OUT // 2
         if len(samples) < 2 * HELD_OUT:
             held_out[:] = False
         order = supported_order(self.config.order, domain, samples.x, samples.y)
         if order < self.config.order:
             ctx.flag("psf_order_lowered", f"{len(samples)} stars, where they are, support PSF order {order}")
-        result = fit_pixels(samples, domain, order, width, np.zeros_like(held_out))
+        result = fit_psf(samples, domain, order, width, np.zeros_like(held_out))
         held_out &= result.used
         if held_out.any():
-            trial = fit_pixels(samples, domain, order, width, held_out)
+            trial = fit_psf(samples, domain, order, width, held_out)
             ctx.metric("psf_held_out", int(held_out.sum()))
             ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
             ctx.metric("psf_held_out_residual", trial.residual(held_out))
@@ -163,14 +163,3 @@ def _samples(image: Exposure, stars: Stars, half: int) -> Samples:
     typical = np.median(variance[usable[inner]]) if usable[inner].any() else 1.0
     variance = np.where(variance > 0, variance, typical if typical > 0 else 1.0)
     return Samples(values, variance, usable[inner], stars.flux, stars.x, stars.y)
-
-
-def _profile(samples: Samples, width: float, shape: tuple[int, int]) -> PixelPsf:
-    """A constant Moffat profile through one or two stars."""
-    weight = samples.flux**2 / np.median(samples.variance.reshape(len(samples), -1), axis=1)
-    weight /= weight.sum()
-    mean = np.tensordot(weight, samples.values / samples.flux[:, None, None], axes=(0, 0))
-    relative = np.median(samples.variance.reshape(len(samples), -1), axis=1) / samples.flux**2
-    noise = float(np.sqrt((weight**2 * relative).sum()))
-    profile = fit_moffat(mean[None], noise, width)
-    return PixelPsf.constant(profile.render(mean.shape[0])[0], shape)

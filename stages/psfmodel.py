@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""PSF models from star stamps: pixels that are polynomials over the field, and elliptical Moffat profiles."""
+"""PSF models from star stamps: an elliptical Moffat profile that varies over the field, and pixels for the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import fft
@@ -19,11 +19,17 @@ MARGIN = 6
 ROUNDS = 4
 """Times fluxes, clipping and model are improved in turn."""
 
+FIRST_STEPS = 6
+"""Steps of the profile before anything is clipped; one a round after that."""
+
 MODEL_ERROR = 0.01
-"""Of the PSF's peak: brighter stars than this much noise do not count for more."""
+"""Of the model: brighter stars than this much noise at the peak do not count for more."""
+
+SHAPE_ERROR = 0.03
+"""How far a Moffat profile may be off a real one, relative: balances core and wings in its fit."""
 
 STAR_CLIP = 5.0
-"""Stars whose chi2 exceeds the median by this many robust standard deviations leave."""
+"""Stars leave whose residual holds a source of this signal-to-noise, and one that stands out so among all stars."""
 
 WIDTH_CLIP = 3.3
 """Stars whose width is off the model's by this many standard deviations leave."""
@@ -34,11 +40,17 @@ LEAST_SCATTER = 0.005
 PIXEL_CLIP = 5.0
 """Single pixels that far off leave, in units of noise and a tenth of the model."""
 
+REACH = 2.5
+"""Pixels within this many times the scale a of the first guess determine the profile: 2.5 FWHM."""
+
 DEGREE = 4
 """Of the smooth functions that a PSF departs from a Moffat profile by."""
 
-SHAPE_ERROR = 0.03
-"""How far a Moffat profile may be off a real one, relative: balances core and wings in its fit."""
+PRIOR = (0.7, 0.3, 0.3, 0.7)
+"""Standard deviation of ln a, e1, e2 and ln(beta - 1) around a round profile with beta 3; matters for faint stars."""
+
+PRIOR_VARIATION = 0.2
+"""The same for the terms of ln a, e1, e2 that vary over the field."""
 
 
 @dataclass(frozen=True)
@@ -126,75 +138,108 @@ def supported_order(order: int, domain: Domain, x: np.ndarray, y: np.ndarray) ->
     return order
 
 
-def fit_pixels(samples: Samples, domain: Domain, order: int, fwhm: float, held_out: np.ndarray) -> PsfFit:
-    """Fit every pixel of the normalised stars by a polynomial over the field.
+def fit_psf(
+    samples: Samples, domain: Domain, order: int, fwhm: float, held_out: np.ndarray, pixels: bool = True
+) -> PsfFit:
+    """Fit stars by a Moffat profile whose size and shape are polynomials over the field, and the rest pixel by pixel.
 
     Fluxes are fitted against the model of the round before, stars weigh by their sky noise alone (weights that follow
-    the noise of pixels would bias them), whole stars and single pixels are clipped, and beyond the radius where the
-    pixels are noise the PSF is an elliptical Moffat profile.
+    the noise of pixels would bias them), whole stars and single pixels are clipped, and where pixels are noise the PSF
+    is the profile.
 
     Parameters
     ----------
     samples : Samples
     domain : Domain
     order : int
-        Total degree of the polynomial.
+        Total degree of the polynomials; the result has twice this degree, which it takes for pixels to follow them.
     fwhm : float
-        px.
+        First guess, px.
     held_out : bool (n,)
         Stars that are only compared.
+    pixels : bool
+        Whether pixels may depart from the profile.
     """
     n, m = len(samples), samples.values.shape[1]
-    r = radius(m)
-    core = r <= fwhm
-    phi = polynomial_terms(*domain.uv(samples.x, samples.y), order).T
+    axes, r = (1, 2), radius(m)
     # orthogonal over the stars, constant term first: the mean PSF and its variation are then independent
+    phi = polynomial_terms(*domain.uv(samples.x, samples.y), order).T
     to_orthogonal = np.linalg.inv(np.linalg.qr(phi / np.sqrt(n))[1])
     to_orthogonal *= np.sign(to_orthogonal[0, 0])
     phi = phi @ to_orthogonal
-    flux, sky = samples.flux.copy(), np.zeros(n)
-    weight = samples.usable.astype(float)
-    used = ~held_out
-    noise = np.sqrt(np.median(np.where(samples.usable, samples.variance, np.nan).reshape(n, -1), axis=1))
-    noise = np.where(np.isfinite(noise), noise, np.sqrt(np.nanmedian(samples.variance.reshape(n, -1), axis=1)))
-    coefficients = np.median((samples.values / flux[:, None, None])[used], axis=0)[None]
-    chi2 = excess = peak = np.zeros(n)
-    model = np.repeat(coefficients, n, axis=0)
-    for step in range(ROUNDS + 1):
-        if step:
-            values = (samples.values - sky[:, None, None]) / flux[:, None, None]
-            star = used / ((noise / flux) ** 2 + (MODEL_ERROR * model[:, core].max(axis=1)) ** 2)
-            coefficients = _solve(values, weight * star[:, None, None], phi)
+    noise = np.sqrt(np.median(samples.variance.reshape(n, -1), axis=1))
+    field = ProfileField.start(fwhm, phi.shape[1])
+    departure = np.zeros((phi.shape[1], m, m))
+    flux, sky, used = samples.flux, np.zeros(n), ~held_out
+    weight, inside = samples.usable.astype(float), samples.usable & (r <= fwhm)
+    count = np.maximum(inside.sum(axis=axes), 1)
+    for step in range(ROUNDS):
+        for _ in range(1 if step else FIRST_STEPS):
+            field = field.improved(samples.values - sky[:, None, None], flux, weight, noise, phi, used)
+        profiles = field.render(phi, m)
+        if pixels:
+            peak = profiles.max(axis=axes)
+            star = used / ((noise / flux) ** 2 + (MODEL_ERROR * peak) ** 2)
+            values = (samples.values - sky[:, None, None]) / flux[:, None, None] - profiles
+            departure = _solve(values, weight * star[:, None, None], phi)
             covariance = np.linalg.inv((phi * star[:, None]).T @ phi)
-            coefficients = smooth(coefficients, fwhm, np.sqrt(np.diag(covariance)))
-            model = np.tensordot(phi, coefficients, axes=(1, 0))
-        model = model / model.sum(axis=(1, 2), keepdims=True)
+            departure = _significant(departure, field, np.sqrt(np.diag(covariance)), fwhm)
+        model = profiles + np.tensordot(phi, departure, axes=(1, 0))
+        model /= model.sum(axis=axes, keepdims=True)
         flux, sky = _fit_fluxes(samples.values, weight, model)
-        deviation = samples.values - sky[:, None, None] - flux[:, None, None] * model
-        squared = deviation**2
-        scaled = squared / (samples.variance + (0.1 * flux[:, None, None] * model) ** 2)
+        signal = flux[:, None, None] * model
+        deviation = samples.values - sky[:, None, None] - signal
+        near = (samples.usable & (r <= 1.5 * fwhm)) / samples.variance
+        scaled = deviation**2 / (samples.variance + (0.1 * signal) ** 2)
         weight = np.where(samples.usable & ((scaled < PIXEL_CLIP**2) | (r <= 0.5 * fwhm)), 1.0, 0.0)
-        inside = samples.usable & core
-        count = np.maximum(inside.sum(axis=(1, 2)), 1)
-        peak = flux * model.max(axis=(1, 2))
-        tolerated = samples.variance + (MODEL_ERROR * peak)[:, None, None] ** 2
-        fault = np.where(inside, squared / tolerated, 0).sum(axis=(1, 2)) / count
-        fine = (flux > 0) & (fault <= _usual(fault[used], 0.1))
-        broader, error = _broadening(deviation, (samples.usable & (r <= 1.5 * fwhm)) / samples.variance, model, flux)
-        fine &= _consistent(broader, error, phi, ~held_out & fine)
+        residual = _strongest_residual(np.where(samples.usable, deviation, 0), samples.variance, signal, 2 * fwhm)
+        fine = (flux > 0) & (residual <= max(STAR_CLIP, _usual(residual[used])))
+        fine &= _consistent(*_broadening(deviation, near, model, flux), phi, ~held_out & fine)
         enough = (~held_out & fine).sum() >= max(3 * phi.shape[1], (~held_out).sum() / 2)
         used = ~held_out & (fine if enough else flux > 0)
-        chi2 = np.where(inside, squared / samples.variance, 0).sum(axis=(1, 2)) / count
-        excess = np.where(inside, squared - samples.variance, 0).sum(axis=(1, 2)) / (count * peak**2)
-    coefficients = np.tensordot(to_orthogonal, coefficients, axes=(1, 0))
-    psf = PixelPsf(coefficients / coefficients[0].sum(), order, domain)
-    return PsfFit(psf, used, excess, peak, chi2)
+    chi2 = np.where(inside, deviation**2 / samples.variance, 0).sum(axis=axes) / count
+    peak = signal.max(axis=axes)
+    excess = np.where(inside, deviation**2 - samples.variance, 0).sum(axis=axes) / (count * peak**2)
+    return PsfFit(_as_pixels(field, departure, to_orthogonal, order, domain), used, excess, peak, chi2)
 
 
-def _usual(values: np.ndarray, least: float) -> float:
-    """Median plus `STAR_CLIP` robust standard deviations, these at least a share of the median."""
-    middle = float(np.median(values))
-    return middle + STAR_CLIP * max(1.4826 * float(np.median(np.abs(values - middle))), least * middle)
+def _as_pixels(
+    field: ProfileField, departure: np.ndarray, to_orthogonal: np.ndarray, order: int, domain: Domain
+) -> PixelPsf:
+    """The model at nodes over the field, as pixels that are polynomials of twice its degree."""
+    count = 4 * order + 1
+    node = np.cos(np.pi * (np.arange(count) + 0.5) / count)
+    u, v = (a.ravel() for a in np.meshgrid(node, node))
+    phi = polynomial_terms(u, v, order).T @ to_orthogonal
+    stamps = field.render(phi, departure.shape[1]) + np.tensordot(phi, departure, axes=(1, 0))
+    stamps /= stamps.sum(axis=(1, 2), keepdims=True)
+    terms = polynomial_terms(u, v, 2 * order).T
+    coefficients = np.linalg.lstsq(terms, stamps.reshape(len(u), -1), rcond=None)[0]
+    return PixelPsf(coefficients.reshape(-1, *departure.shape[1:]), 2 * order, domain)
+
+
+def _usual(values: np.ndarray) -> float:
+    """Median plus `STAR_CLIP` robust standard deviations."""
+    middle = np.median(values)
+    return float(middle + STAR_CLIP * 1.4826 * np.median(np.abs(values - middle)))
+
+
+def _strongest_residual(deviation: np.ndarray, variance: np.ndarray, signal: np.ndarray, reach: float) -> np.ndarray:
+    """Largest signal-to-noise (n,) of another source in the residual of a star, within ``reach`` px: blends, defects.
+
+    The residual is filtered by the mean PSF; `MODEL_ERROR` of the star counts as noise.
+    """
+    m = deviation.shape[1]
+    size = fft.next_fast_len(m + m // 2, True)
+    psf = (signal / signal.sum(axis=(1, 2), keepdims=True)).mean(axis=0)
+
+    def filtered(planes: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        centred = np.roll(np.pad(kernel, (0, size - m)), (-(m // 2), -(m // 2)), (0, 1))
+        return fft.irfft2(fft.rfft2(planes, (size, size)) * fft.rfft2(centred).conj(), (size, size))[:, :m, :m]
+
+    noise = filtered(variance, psf**2) + (MODEL_ERROR * filtered(signal, psf)) ** 2
+    snr = filtered(deviation, psf) / np.sqrt(noise)
+    return np.where(radius(m) <= reach, np.abs(snr), 0).max(axis=(1, 2))
 
 
 def _broadening(
@@ -269,46 +314,41 @@ def _fit_fluxes(values: np.ndarray, weight: np.ndarray, model: np.ndarray) -> tu
     return (s1 * spv - sp * sv) / determinant, (spp * sv - sp * spv) / determinant
 
 
-def smooth(coefficients: np.ndarray, fwhm: float, noise: np.ndarray) -> np.ndarray:
-    """Take the noise out of the wings of the mean PSF and out of its variation.
+def _significant(departure: np.ndarray, field: ProfileField, noise: np.ndarray, fwhm: float) -> np.ndarray:
+    """The departure from the profile M, freed of noise.
 
-    The mean PSF becomes its Moffat profile M where its pixels are noise. The variation is first what size and shape
-    of a Moffat profile of unit sum do, which ties the wings to the core; then M X^i Y^j, i + j <= `DEGREE`, with
-    (X, Y) = (dx, dy) / sqrt(a^2 + r^2). What such functions leave is kept as far as it exceeds the noise.
+    It is projected on M X^i Y^j (1 - X^2 - Y^2), i + j <= `DEGREE`, (X, Y) = (dx, dy) / sqrt(a^2 + r^2), and kept as
+    far as it exceeds the noise (James & Stein 1961), at the mean also pixel by pixel; nothing is kept in the wings,
+    where single pixels carry less than 4 times their noise.
 
     Parameters
     ----------
-    coefficients : float64 (n_p, m, m)
-        Image of each spatial term, the constant one first.
-    fwhm : float
-        px.
+    departure : float64 (n_p, m, m)
+        Image of each spatial term, the mean first.
+    field : ProfileField
     noise : float64 (n_p,)
         Standard deviation of their pixels.
+    fwhm : float
+        px.
     """
-    profile = fit_moffat(coefficients[:1], float(noise[0]), fwhm)
-    m = coefficients.shape[1]
-    wings, beta = profile.render(m)[0], profile.beta[0]
+    m = departure.shape[1]
+    mean = np.eye(1, len(departure))
+    profile, scale = field.render(mean, m)[0], np.exp(field.coefficients[0, 0])
     r, o = radius(m), np.arange(m) - m // 2
-    # where single pixels carry less than 4 times their noise, the profile knows better
-    start = float(np.clip(r[wings > 4 * noise[0]].max(initial=0.0), fwhm, 4.0 * fwhm))
-    t = np.clip((r - 0.8 * start) / (0.5 * start), 0, 1)
-    t = t * t * (3 - 2 * t)
-    bound = np.sqrt(profile.scale[0] ** 2 + r * r)
+    bound = np.sqrt(scale**2 + r * r)
     x, y = o / bound, o[:, None] / bound
-    core = wings * (1 - x * x - y * y)
-    shape = _projector([wings * (beta * (x * x + y * y) - 1), wings * (x * x - y * y), wings * x * y])
-    local = _projector([core * x**i * y**j for i, j in polynomial_exponents(DEGREE)])
-    out = np.empty_like(coefficients)
-    mean = (1 - t) * (coefficients[0] - profile.pedestal[0]) + t * wings
-    near = wings + local(mean - wings)
-    rest = mean - near
-    kept = 1 - noise[0] ** 2 / np.maximum(uniform_filter(rest**2, 5), noise[0] ** 2)  # James & Stein (1961)
-    out[0] = near + kept * rest
-    for p in range(1, len(coefficients)):
-        out[p] = shape(coefficients[p])
-        rest = local(coefficients[p] - out[p])
-        out[p] += rest * max(0.0, 1 - count_terms(DEGREE) * noise[p] ** 2 / (rest**2).sum())
-    return out
+    project = _projector([profile * (1 - x * x - y * y) * x**i * y**j for i, j in polynomial_exponents(DEGREE)])
+    clear = float(np.clip(r[profile > 4 * noise[0]].max(initial=0.0), fwhm, 4.0 * fwhm))
+    t = np.clip((r - 0.8 * clear) / (0.5 * clear), 0, 1)
+    fade = 1 - t * t * (3 - 2 * t)
+    out = np.empty_like(departure)
+    for p, image in enumerate(departure):
+        near = project(image)
+        out[p] = near * max(0.0, 1 - count_terms(DEGREE) * noise[p] ** 2 / max((near**2).sum(), noise[p] ** 2))
+        if p == 0:
+            rest = image - near
+            out[p] += rest * (1 - noise[p] ** 2 / np.maximum(uniform_filter(rest**2, 5), noise[p] ** 2))
+    return out * fade
 
 
 def _projector(functions: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -318,100 +358,120 @@ def _projector(functions: list[np.ndarray]) -> Callable[[np.ndarray], np.ndarray
 
 
 @dataclass(frozen=True)
-class Moffat:
-    """Elliptical Moffat profiles A (1 + r^2 / a^2)^-beta + pedestal of n stamps, all parameters (n,).
+class ProfileField:
+    """Elliptical Moffat profile (1 + r^2 / a^2)^-beta of unit sum whose parameters vary over the field.
 
     r^2 = ((1 - e1) dx^2 - 2 e2 dx dy + (1 + e1) dy^2) / sqrt(1 - e1^2 - e2^2), px.
+
+    Attributes
+    ----------
+    coefficients : float64 (3, n_p)
+        Polynomials of ln a, e1 and e2.
+    slope : float
+        ln(beta - 1).
+    first : float
+        ln a of the first guess.
     """
 
-    amplitude: np.ndarray
-    scale: np.ndarray
-    e1: np.ndarray
-    e2: np.ndarray
-    beta: np.ndarray
-    pedestal: np.ndarray
+    coefficients: np.ndarray
+    slope: float
+    first: float
 
-    def render(self, m: int) -> np.ndarray:
-        """Without the pedestal: float64 (n, m, m)."""
-        parameters = np.stack([np.log(self.amplitude), np.log(self.scale), self.e1, self.e2, np.log(self.beta - 1)])
-        return _moffat(parameters, m)[0].reshape(-1, m, m)
+    @classmethod
+    def start(cls, fwhm: float, terms: int) -> ProfileField:
+        """Round, with beta 3."""
+        log_a = float(np.log(fwhm / (2 * np.sqrt(2 ** (1 / 3) - 1))))
+        coefficients = np.zeros((3, terms))
+        coefficients[0, 0] = log_a
+        return cls(coefficients, float(np.log(2.0)), log_a)
 
-    @property
-    def fwhm(self) -> np.ndarray:
-        return 2 * self.scale * np.sqrt(2 ** (1 / self.beta) - 1)
+    def render(self, phi: np.ndarray, m: int) -> np.ndarray:
+        """Profiles at places with spatial terms phi (n, n_p): float64 (n, m, m)."""
+        o = np.arange(m) - m // 2
+        dx, dy = (a.ravel() for a in np.meshgrid(o, o))
+        value, _ = _moffat(self._parameters(phi), dx, dy)
+        return (value / value.sum(axis=1, keepdims=True)).reshape(-1, m, m)
+
+    def _parameters(self, phi: np.ndarray) -> np.ndarray:
+        """ln a, e1, e2 and ln(beta - 1) at places: float64 (4, n), kept in bounds."""
+        log_a, e1, e2 = self.coefficients @ phi.T
+        middle = self.coefficients[0, 0]
+        log_a = np.clip(log_a, middle - 0.7, middle + 0.7)
+        return np.stack([log_a, np.clip(e1, -0.6, 0.6), np.clip(e2, -0.6, 0.6), np.full(len(phi), self.slope)])
+
+    def improved(
+        self,
+        values: np.ndarray,
+        flux: np.ndarray,
+        weight: np.ndarray,
+        noise: np.ndarray,
+        phi: np.ndarray,
+        used: np.ndarray,
+    ) -> ProfileField:
+        """One Gauss-Newton step on the stars in use, their fluxes free.
+
+        Parameters
+        ----------
+        values, weight : float64 (n, m, m)
+            Stars, and 0 for pixels that do not take part.
+        flux, noise : float64 (n,)
+            First flux and standard deviation of a pixel.
+        phi : float64 (n, n_p)
+        used : bool (n,)
+        """
+        half, r = values.shape[1] // 2, radius(values.shape[1])
+        y, x = np.nonzero(r <= REACH * np.exp(self.first))
+        phi = phi[used]
+        parameters = self._parameters(phi)
+        value, derivatives = _moffat(parameters, x - half, y - half)
+        # a Moffat profile of peak 1 has the flux pi a^2 / (beta - 1)
+        amplitude = (flux[used] * np.exp(parameters[3] - 2 * parameters[0]) / np.pi)[:, None]
+        w = weight[:, y, x][used] / (noise[used][:, None] ** 2 + (SHAPE_ERROR * amplitude * value) ** 2)
+        columns = np.concatenate([value[:, None], amplitude[:, :, None] * derivatives], axis=1)
+        weighted = columns * w[:, None]
+        a = np.matmul(weighted, columns.transpose(0, 2, 1))
+        b = np.matmul(weighted, (values[:, y, x][used] - amplitude * value)[:, :, None])[:, :, 0]
+        # the amplitude of each star is eliminated
+        a, b = (
+            a[:, 1:, 1:] - a[:, 1:, :1] * a[:, :1, 1:] / a[:, :1, :1],
+            b[:, 1:] - a[:, 1:, 0] * b[:, :1] / a[:, 0, :1],
+        )
+        n_p = phi.shape[1]
+        # beta is one number: of its terms only the constant one stays
+        free = np.r_[np.ones(3 * n_p, bool), True, np.zeros(n_p - 1, bool)]
+        one = np.eye(1, n_p)[0]
+        spatial = np.stack([phi, phi, phi, np.broadcast_to(one, phi.shape)], axis=1)
+        normal = np.einsum("sij,sip,sjq->ipjq", a, spatial, spatial, optimize=True).reshape(4 * n_p, 4 * n_p)
+        right = np.einsum("si,sip->ip", b, spatial).ravel()
+        spread = np.full((4, n_p), PRIOR_VARIATION)
+        spread[:, 0] = PRIOR
+        guess = np.zeros((4, n_p))
+        guess[0, 0], guess[3, 0] = self.first, np.log(2.0)
+        now = np.concatenate([self.coefficients, self.slope * one[None]])
+        prior = 1 / spread.ravel() ** 2
+        normal[np.diag_indices(4 * n_p)] += prior
+        right = right + prior * (guess - now).ravel()
+        step = np.zeros(4 * n_p)
+        step[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free])
+        step = np.clip(step, -0.4, 0.4).reshape(4, n_p)
+        slope = float(np.clip(self.slope + step[3, 0], np.log(0.2), np.log(30.0)))
+        return replace(self, coefficients=self.coefficients + step[:3], slope=slope)
 
 
-def _moffat(p: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Profiles (n, m^2) and derivatives (n, 5, m^2) for log A, log a, e1, e2, log(beta - 1)."""
-    o = np.arange(m) - m // 2
-    dx, dy = (a.ravel().astype(float) for a in np.meshgrid(o, o))
-    log_a, log_s, e1, e2, q = p[:, :, None]
-    beta = 1 + np.exp(q)
-    rest = 1 - e1**2 - e2**2
-    shear = 1 / np.sqrt(rest)
+def _moffat(parameters: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(1 + r^2 / a^2)^-beta at k offsets (n, k) and its derivatives (n, 4, k) for ln a, e1, e2, ln(beta - 1)."""
+    log_a, e1, e2, slope = parameters[:, :, None]
+    beta, rest = 1 + np.exp(slope), 1 - e1**2 - e2**2
+    shear, scale = 1 / np.sqrt(rest), np.exp(-2 * log_a)
     r2 = shear * ((1 - e1) * dx * dx - 2 * e2 * dx * dy + (1 + e1) * dy * dy)
-    u = r2 * np.exp(-2 * log_s)
-    log1 = np.log1p(u)
-    value = np.exp(log_a - beta * log1)
-    by_u = -beta * value / (1 + u) * np.exp(-2 * log_s)
+    u = r2 * scale
+    log_u = np.log1p(u)
+    value = np.exp(-beta * log_u)
+    by_r2 = -beta * scale * value / (1 + u)
     derivatives = [
-        value,
-        -2 * r2 * by_u,
-        by_u * (shear * (dy * dy - dx * dx) + r2 * e1 / rest),
-        by_u * (-2 * shear * dx * dy + r2 * e2 / rest),
-        -value * log1 * (beta - 1),
+        -2 * r2 * by_r2,
+        by_r2 * (shear * (dy * dy - dx * dx) + r2 * e1 / rest),
+        by_r2 * (-2 * shear * dx * dy + r2 * e2 / rest),
+        -value * log_u * (beta - 1),
     ]
     return value, np.stack(derivatives, axis=1)
-
-
-def fit_moffat(stamps: np.ndarray, noise: float, fwhm: float, iterations: int = 25) -> Moffat:
-    """Levenberg-Marquardt fit of a Moffat profile and a pedestal to each centred stamp.
-
-    Parameters
-    ----------
-    stamps : float64 (n, m, m)
-    noise : float
-        Standard deviation of a pixel; `SHAPE_ERROR` of the profile is added.
-    fwhm : float
-        First guess, px.
-    """
-    n, m = stamps.shape[:2]
-    data = stamps.reshape(n, -1)
-    peak = np.maximum(data.max(axis=1), np.finfo(float).tiny)
-    start = fwhm / (2 * np.sqrt(2 ** (1 / 3.0) - 1))
-    p = np.stack([np.log(peak), np.full(n, np.log(start)), *np.zeros((2, n)), np.full(n, np.log(2.0))])
-    near = data[:, radius(m).ravel() <= max(1.5, 0.5 * fwhm)]
-    expected = _moffat(p, m)[0]
-    limit = (SHAPE_ERROR * expected) ** 2 + noise**2 + (1e-5 * np.abs(near).max(axis=1)[:, None]) ** 2
-    weight = 1 / limit
-    pedestal = np.zeros(n)
-    damping = np.full(n, 1e-2)
-
-    def cost(p: np.ndarray, pedestal: np.ndarray) -> np.ndarray:
-        return (weight * (data - _moffat(p, m)[0] - pedestal[:, None]) ** 2).sum(axis=1)
-
-    best = cost(p, pedestal)
-    for _ in range(iterations):
-        value, d = _moffat(p, m)
-        d = np.concatenate([d, np.ones((n, 1, m * m))], axis=1)
-        wd = d * weight[:, None, :]
-        a = np.matmul(wd, d.transpose(0, 2, 1))
-        b = np.matmul(wd, (data - value - pedestal[:, None])[:, :, None])[:, :, 0]
-        diagonal = np.einsum("nii->ni", a)
-        a = a + np.eye(6) * (damping[:, None] * diagonal + 1e-12 * diagonal.max(axis=1, keepdims=True))[:, :, None]
-        scale = 1 / np.sqrt(np.einsum("nii->ni", a))
-        step = scale * np.linalg.solve(a * scale[:, :, None] * scale[:, None, :], (scale * b)[:, :, None])[:, :, 0]
-        trial = p + np.clip(step[:, :5].T, -0.5, 0.5)
-        trial[1] = np.clip(trial[1], np.log(0.3), np.log(8 * m))
-        trial[2:4] = np.clip(trial[2:4], -0.6, 0.6)
-        trial[4] = np.clip(trial[4], np.log(0.2), np.log(30.0))
-        trial_pedestal = pedestal + step[:, 5]
-        new = cost(trial, trial_pedestal)
-        better = new <= best
-        done = better & (best - new <= 1e-7 * best)
-        p, pedestal = np.where(better, trial, p), np.where(better, trial_pedestal, pedestal)
-        best = np.where(better, new, best)
-        damping = np.clip(np.where(better, damping / 5, damping * 8), 1e-9, 1e6)
-        if (done | (damping >= 1e6)).all():
-            break
-    return Moffat(np.exp(p[0]), np.exp(p[1]), p[2], p[3], 1 + np.exp(p[4]), pedestal)
