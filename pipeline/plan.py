@@ -81,7 +81,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as e:
-        raise InputError(f"{path}: {e.strerror.lower()}") from None
+        raise InputError(f"{path}: {(e.strerror or str(e)).lower()}") from None
 
 
 def _pixels(source: str) -> int:

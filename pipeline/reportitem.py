@@ -79,10 +79,11 @@ def number(value: Any, digits: int = 3) -> str:
     """A figure for people: at most ``digits`` significant ones, a dash where there is none."""
     if value is None:
         return "–"
-    if isinstance(value, bool | str) or not np.isscalar(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return str(value)
     if isinstance(value, int | np.integer):
         return f"{int(value):,}".replace(",", "\u202f")
+    value = float(value)
     if not np.isfinite(value):
         return "–"
     if value != 0 and not 1e-3 <= abs(value) < 1e6:

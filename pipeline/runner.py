@@ -192,7 +192,7 @@ def _summary_row(receipt: dict[str, Any]) -> dict[str, Any]:
 
 def _provenance(flow: Workflow, backend: Backend, items: tuple[WorkItem, ...]) -> dict[str, Any]:
     packages = ("numpy", "scipy", "astropy", "numba", "cupy-cuda13x")
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in packages:
         try:
             versions[name] = metadata.version(name)

@@ -41,7 +41,7 @@ PLANES = {
 
 
 @serial
-def _bleed(image, level):  # type: ignore[no-untyped-def]
+def _bleed(image, level):
     """Move the charge above ``level`` along its column in place; returns uint8 (H, W), 1 where a pixel is full."""
     h, w = image.shape
     full = np.zeros((h, w), np.uint8)

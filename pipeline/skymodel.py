@@ -156,7 +156,7 @@ class PsfField:
 
 
 @serial
-def _draw(image, x, y, flux, half, psf):  # type: ignore[no-untyped-def]
+def _draw(image, x, y, flux, half, psf):
     """Add pixel-integrated Moffat sources to float64 (H, W) in place; psf rows as `PsfField.parameters`."""
     h, w = image.shape
     for k in range(x.size):
@@ -424,7 +424,7 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
         rx, ry = field.transform(p[:1], p[1:])
         inner = 25 < rx[0] < w - 26 and 25 < ry[0] < h - 26 and (p > 25).all() and p[0] < w - 26 and p[1] < h - 26
         limits = ((star, 4.0), (bright, 15.0), (saturated, clear), (taken, 30.0))
-        return inner and all(np.hypot(*(q - p).T).min(initial=np.inf) > d for q, d in limits)
+        return bool(inner) and all(np.hypot(*(q - p).T).min(initial=np.inf) > d for q, d in limits)
 
     kinds = ["transient"] * config.count("transients") + ["dipole"] * config.count("dipoles")
     for k, kind in enumerate(kinds):
@@ -451,7 +451,7 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
             flux = snr / field.unit_snr(models, x, y) * (-1 if k % 5 == 2 else 1)
             rows.append((kind, x, y, flux, snr, on_host, 0.0, 0.0))
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-    types = ("U9", float, float, float, float, bool, float, float)
+    types: tuple[Any, ...] = ("U9", float, float, float, float, bool, float, float)
     return Changes(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
 

@@ -217,13 +217,13 @@ def _pair(
         reach = LOBE_SIGMA * width / 2.3548
         touching = _touching(labels, set(label[positive]), set(label[negative]))
         near = cKDTree(np.c_[y[negative], x[negative]]).query_ball_point(np.c_[y[positive], x[positive]], 3 * reach)
-        options = []
-        for p, found in zip(positive, near, strict=True):
-            for n in negative[sorted(found)]:
-                distance = np.hypot(y[p] - y[n], x[p] - x[n])
-                weak, strong = sorted((abs(value[p]), abs(value[n])))
-                if weak >= ratio * strong and (distance <= reach or (label[p], label[n]) in touching):
-                    options.append((-weak, distance, int(p), int(n)))
+        options: list[tuple[float, float, int, int]] = []
+        for up, found in zip(positive, near, strict=True):
+            for down in negative[sorted(found)]:
+                distance = np.hypot(y[up] - y[down], x[up] - x[down])
+                weak, strong = sorted((abs(value[up]), abs(value[down])))
+                if weak >= ratio * strong and (distance <= reach or (label[up], label[down]) in touching):
+                    options.append((-weak, distance, int(up), int(down)))
         taken: set[int] = set()
         for _, _, p, n in sorted(options):
             if not taken & {p, n}:
@@ -307,6 +307,7 @@ def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
 
 def sky_positions(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ra, dec (degrees, ICRS) of 0-based pixel positions."""
+    assert image.wcs is not None
     sky = image.wcs.pixel_to_world(x, y)
     icrs = sky.icrs if hasattr(sky, "icrs") else sky.transform_to("icrs")
     return np.asarray(icrs.ra.deg, float), np.asarray(icrs.dec.deg, float)

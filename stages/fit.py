@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -128,6 +129,8 @@ def _value(catalog: Catalog, name: str) -> np.ndarray:
 
 def _gather(image: Exposure, catalog: Catalog, side: int) -> Stamps:
     """Cut the stamps on the image's device."""
+    assert image.variance is not None
+    assert image.psf is not None
     backend = image.backend
     xp = backend.xp
     at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
@@ -247,7 +250,6 @@ def _dipoles(
     data, weight, coefficients = stamps.take(tried)
     direction = psf.moment[tried, 1:3]
     direction = direction / np.maximum(np.hypot(*direction.T), 1e-300)[:, None]
-    best: LobeFit | None = None
     along = [
         np.stack(
             [stamps.start[tried] + 0.5 * s * sigma * direction, stamps.start[tried] - 0.5 * s * sigma * direction], 1
@@ -255,10 +257,8 @@ def _dipoles(
         for s in SEPARATIONS
     ]
     detected = np.where(np.isfinite(stamps.lobes[tried]), stamps.lobes[tried], along[-1])
-    for start in (detected, *along):
-        fit = fit_lobes(data, weight, coefficients, start)
-        best = fit if best is None else _better(best, fit)
-    fit = _positive_first(best)
+    fits = (fit_lobes(data, weight, coefficients, start) for start in (detected, *along))
+    fit = _positive_first(functools.reduce(_better, fits))
     q = fit.parameters
     share = q[:, 0] / np.where(q[:, 0] > q[:, 3], q[:, 0] - q[:, 3], 1.0)
     middle = share[:, None] * q[:, 1:3] + (1 - share)[:, None] * q[:, 4:6]

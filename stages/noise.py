@@ -31,6 +31,7 @@ def correlation(exposure: Exposure) -> np.ndarray | None:
     -------
     float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle, or None when the noise is white.
     """
+    assert exposure.variance is not None
     backend = exposure.backend
     xp, nd = backend.xp, backend.ndimage
     h, w = exposure.shape

@@ -22,7 +22,8 @@ def peak_flags(image: np.ndarray, threshold: float) -> np.ndarray:
 
 def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, int]:
     eight = np.ones((3, 3), int)
-    first, labels = [], np.zeros(image.shape, np.int32)
+    first: list[int] = []
+    labels = np.zeros(image.shape, np.int32)
     for sign in (1, -1):
         part, count = ndimage.label(np.nan_to_num(sign * image) > np.float32(threshold), eight)
         offset = len(first)

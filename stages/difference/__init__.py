@@ -115,6 +115,7 @@ class Difference(Stage[DifferenceConfig]):
         mask = xp.where(good | ((mask & planes.invalid) != 0), mask, mask | planes.bit("NO_DATA"))
 
         zero = np.float32(0)
+        assert fixed.psf is not None
         planes_in = Inputs(
             difference=xp.where(good, image, zero),
             fixed=xp.where(good_fixed, fixed.variance, zero) * np.float32(scale**2),

@@ -65,10 +65,13 @@ def score(planes: Inputs) -> tuple[Array, Array, Array, GridPsf]:
     levels = _sky_levels(backend, padded, tiles, size)
     for s in range(0, len(tiles), batch):
         part = tiles[s : s + batch]
-        windows = [backend.xp.stack([p[_window(t, size)] for t in part]) for p in padded]
+        difference, fixed, moved, good = (backend.xp.stack([p[_window(t, size)] for t in part]) for p in padded)
         here = slice(s, s + len(part))
         scored = score_tiles(
-            *windows,
+            difference,
+            fixed,
+            moved,
+            good,
             Kernels(
                 kernels[here],
                 psfs[here],

@@ -60,7 +60,8 @@ class GaussianBasis:
 def gaussian_basis(width: float, half: int, degrees: tuple[int, ...] = DEGREES) -> GaussianBasis:
     """Basis for a matching kernel of about this Gaussian width (px) inside 2 half + 1 px."""
     grid = np.arange(-half, half + 1.0)
-    filters, pairs = [], []
+    filters: list[np.ndarray] = []
+    pairs: list[tuple[int, int]] = []
     for ratio, degree in zip(RATIO, degrees, strict=False):
         t = grid / (ratio * width)
         first = len(filters)

@@ -46,6 +46,9 @@ class Registration:
         return self.pairs >= ENOUGH
 
 
+_NOT_JUDGED = Registration(np.nan, np.nan, np.nan, np.nan, 0, np.nan)
+
+
 def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tolerance: float) -> Registration:
     """Offset between star lists of images that should share a grid.
 
@@ -54,14 +57,14 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     s, r = (np.column_stack([t.x, t.y])[~t.saturated] for t in (science, reference))
     fs, fr = (t.flux[~t.saturated] for t in (science, reference))
     if not len(s) or not len(r):
-        return Registration(*[np.nan] * 4, 0, np.nan)
+        return _NOT_JUDGED
     bright_s, bright_r = (np.argsort(-f, kind="stable")[:1000] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
     near = cKDTree(r).query_ball_point(s, SEARCH)
     i = np.repeat(np.arange(len(s)), [len(n) for n in near])
     j = np.array([k for n in near for k in sorted(n)], int)
     if not len(i):
-        return Registration(*[np.nan] * 4, 0, np.nan)
+        return _NOT_JUDGED
     offsets = s[i] - r[j]
     votes = np.array([len(n) for n in cKDTree(offsets).query_ball_point(offsets, 1.0)])
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
