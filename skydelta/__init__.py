@@ -18,16 +18,28 @@ _PUBLIC: dict[str, str] = {
     "Exposure": "skydelta.io.exposure:Exposure",
     "MaskPlanes": "skydelta.io.planes:MaskPlanes",
     "MatchKernel": "skydelta.io.matchkernel:MatchKernel",
+    "read": "skydelta.io.read:read",
+    "write": "skydelta.io.fits.writer:write",
+    "run": "skydelta.pipeline.runner:run",
+    "simulate": "skydelta.pipeline.simulate:simulate",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+_STAGES = ("background", "align", "psf", "match", "difference", "detect", "fit")
+"""Stages that are functions here: inputs by position or name, settings by keyword."""
+
+__all__ = ["__version__", *_PUBLIC, *_STAGES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name in _STAGES:
+        from skydelta.stages import base, registry
+
+        value = base.as_function(registry.get(name))
+    elif name in _PUBLIC:
+        module, _, attribute = _PUBLIC[name].partition(":")
+        value = getattr(importlib.import_module(module), attribute)
+    else:
         raise AttributeError(f"module 'skydelta' has no attribute {name!r}")
-    module, _, attribute = _PUBLIC[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 
