@@ -43,6 +43,15 @@ WINDOW = 2.4
 CLUMP = (0.7, 1.5)
 """Widths relative to the most common one that can be stars of a varying PSF."""
 
+COMMON = 0.4
+"""Share of the brighter peaks within 15 % of the most common width, where stars prevail: above 0.5, of galaxies 0.2."""
+
+BRIGHT_ROUND = 30
+"""Where galaxies prevail, the narrowest of this many brightest round peaks is a star."""
+
+LIKE_IT = (0.75, 1.25)
+"""Widths relative to that one of other stars among galaxies."""
+
 SIGMA_TO_FWHM = float(np.sqrt(8 * np.log(2)))
 
 
@@ -66,6 +75,9 @@ class Stars:
         No peak above 5 % of this one within 4 FWHM.
     saturated : bool
         Unusable pixels within one FWHM of the centre: saturated, masked or outside the frame.
+    compact : bool
+        As narrow as a point source. False only in fields of galaxies, which are kept: they too tell where two images
+        line up and how their widths differ.
     rejected : dict of str to int
         Peaks that are no stars, by reason.
     """
@@ -79,6 +91,7 @@ class Stars:
     ellipticity: np.ndarray
     isolated: np.ndarray
     saturated: np.ndarray
+    compact: np.ndarray
     rejected: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -150,7 +163,11 @@ def find_stars(exposure: Exposure) -> Stars:
     clump = _clump(shapes, peaks.snr[use])
     if abs(np.log(clump / width)) > 0.1:
         shapes = measure_shapes(stamps, clump)
-    return _table(exposure, peaks, use, stamps, usable, shapes, clump)
+    core = usable[:, half - 2 : half + 3, half - 2 : half + 3].all(axis=(1, 2))
+    point = _point_width(stamps, shapes, peaks.snr[use], core, clump)
+    if point is not None:
+        clump, shapes = point, measure_shapes(stamps, point)
+    return _table(exposure, peaks, use, stamps, usable, shapes, clump, point is not None)
 
 
 def cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.ndarray:
@@ -218,7 +235,7 @@ def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Sha
 
 def _empty(rejected: Mapping[str, int]) -> Stars:
     none, no = np.zeros(0), np.zeros(0, bool)
-    return Stars(none, none, none, none, none, none, none, no, no, rejected)
+    return Stars(none, none, none, none, none, none, none, no, no, no, rejected)
 
 
 def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks:
@@ -318,6 +335,7 @@ def _table(
     usable: np.ndarray,
     shapes: Shapes,
     clump: float,
+    galaxies: bool,
 ) -> Stars:
     x, y = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y
     snr, height = peaks.snr[use], peaks.height[use]
@@ -327,20 +345,39 @@ def _table(
     flux = (stamps * np.clip(1.5 * clump + 0.5 - r, 0, 1)).sum(axis=(1, 2))
     peak = np.where(r <= max(1.5, clump), stamps, -np.inf).max(axis=(1, 2))
     drifted = np.hypot(shapes.x, shapes.y) > max(1.5, 0.6 * clump)
-    verdict = _verdict(exposure.shape, x, y, snr, shapes, clump, ~saturated & ~drifted)
+    limits = LIKE_IT if galaxies else CLUMP
+    verdict = _verdict(exposure.shape, x, y, snr, shapes, clump, limits, ~saturated & ~drifted)
     sharp, broad, long = (v & ~saturated for v in verdict)
-    keep = saturated | ~(sharp | broad | long | drifted | ~(flux > 0))
+    other = sharp | broad | long
+    keep = saturated | (~(sharp if galaxies else other) & ~drifted & (flux > 0))
     tree = cKDTree(np.column_stack([peaks.x, peaks.y]))
     near = tree.query_ball_point(np.column_stack([peaks.x[use], peaks.y[use]]), NEIGHBOUR[0] * clump)
     alone = np.array([(peaks.height[n] > NEIGHBOUR[1] * s).sum() <= 1 for n, s in zip(near, height, strict=True)])
     rejected = {
         "too sharp": int(sharp.sum()),
-        "too broad": int((broad & ~sharp).sum()),
-        "elongated": int((long & ~sharp & ~broad).sum()),
+        "too broad": int((broad & ~sharp & ~keep).sum()),
+        "elongated": int((long & ~sharp & ~broad & ~keep).sum()),
         "off centre": int((drifted & ~saturated & ~(sharp | broad | long)).sum()),
     }
-    stars = Stars(x, y, flux, peak, snr, shapes.fwhm, shapes.ellipticity, alone, saturated, rejected)
+    compact = ~other if galaxies else np.ones(len(snr), bool)
+    stars = Stars(x, y, flux, peak, snr, shapes.fwhm, shapes.ellipticity, alone, saturated, compact, rejected)
     return stars.take(np.flatnonzero(keep))
+
+
+def _point_width(stamps: np.ndarray, shapes: Shapes, snr: np.ndarray, usable: np.ndarray, clump: float) -> float | None:
+    """FWHM (px) of a point source in a field where galaxies prevail: no width is common. None where stars do."""
+    bright = usable & np.isfinite(shapes.fwhm) & (shapes.fwhm > SHARPEST) & (snr >= 4 * THRESHOLD)
+    if bright.sum() < 10 or (np.abs(np.log(shapes.fwhm[bright] / clump)) < 0.15).mean() >= COMMON:
+        return None
+    first = np.flatnonzero(bright & (shapes.ellipticity < 0.15))[:BRIGHT_ROUND]
+    if not len(first):
+        return None
+    star = first[[np.argmin(shapes.fwhm[first])]]
+    width = float(shapes.fwhm[star[0]])
+    for _ in range(3):  # its neighbours count under a window of the galaxies' width
+        again = float(measure_shapes(stamps[star], width).fwhm[0])
+        width = again if SHARPEST < again < clump else width
+    return width
 
 
 def _verdict(
@@ -350,12 +387,13 @@ def _verdict(
     snr: np.ndarray,
     shapes: Shapes,
     clump: float,
+    limits: tuple[float, float],
     trusted: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Peaks that are too sharp, too broad, too elongated for a star at their place."""
     with np.errstate(divide="ignore"):
         ratio = np.log(np.where(np.isfinite(shapes.fwhm), shapes.fwhm, np.inf) / clump)
-    low, high = np.log(CLUMP)
+    low, high = np.log(limits)
     noise = 2.0 / snr  # of ln(FWHM), 2 sigma
     near = trusted & (ratio > low - noise) & (ratio < high + noise)
     expected, tolerance = np.zeros(len(x)), np.full(len(x), np.inf)

@@ -189,3 +189,18 @@ def test_crowded_bulge_frame(shared_data, figure):
     usable = stars.isolated & ~stars.saturated
     assert usable.sum() >= 10
     figure("stars: FWHM in the bulge frame, px", np.median(stars.fwhm[usable]), (4.2, 6.2))  # card: 5.15
+
+
+def test_jwst_point_sources_among_galaxies(shared_data, figure):
+    folder = shared_data / "pairs/jwst_nircam_f200w"
+    epochs = []
+    for name in ("jw01324001001-01324-o001_t001", "jw02561001002-02561-o001_t003"):
+        base = folder / f"{name}_nircam_clear-f200w_i2d_stamp"
+        image, sigma = (fits.getdata(f"{base}{end}").astype(np.float32) for end in (".fits", ".noise.fits"))
+        stars = find_stars(Exposure(image - np.float32(np.nanmedian(image)), sigma**2))
+        points = stars.take(stars.compact & stars.isolated & ~stars.saturated)
+        assert len(stars) > 100  # galaxies stay in the list
+        figure(f"stars: JWST {name[:11]}, FWHM of points, px", np.median(points.fwhm), (2.3, 2.8))
+        epochs.append(points)
+    distance, _ = nearest(epochs[0], epochs[1].x, epochs[1].y)
+    assert (distance < 1.0).sum() >= 8

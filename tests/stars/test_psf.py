@@ -89,7 +89,7 @@ def test_widths(rng, figure, width, number):
     limits = (0.015, 0.012, 0.02) if width > 2 else (0.05, 0.05, 0.02)
     hold(figure, f"FWHM {width:g}", compare(result.psf, law), limits)
     # the profile within a pixel adds its own width
-    assert field_fwhm(result) == pytest.approx(np.hypot(width, 0.64), rel=0.03)
+    assert field_fwhm(result) == pytest.approx(np.hypot(width, 0.64), rel=0.03 if width > 2 else 0.2)
 
 
 def test_wings_carry_no_noise_and_the_right_light(rng, figure):
