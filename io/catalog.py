@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from astropy.table import QTable, Table
 
 from skydelta.errors import ConfigError, InputError
+from skydelta.io.storage import write_bytes
 
 FLAGS: dict[str, tuple[int, str]] = {
     "NEGATIVE": (0, "fainter than in the reference"),
@@ -91,6 +91,8 @@ class Catalog(QTable):
         ------
         ConfigError
             Another suffix.
+        InputError
+            The folder is missing or cannot be written.
         """
         path = Path(path)
         writers: dict[str, Callable[[Catalog], bytes]] = {
@@ -101,12 +103,7 @@ class Catalog(QTable):
         }
         if path.suffix not in writers:
             raise ConfigError(f"{path}: catalogues are written as {', '.join(FORMATS)}, not {path.suffix!r}")
-        scratch = path.with_name(f".{path.name}.part")
-        with scratch.open("wb") as f:
-            f.write(writers[path.suffix](self.described()))
-            f.flush()
-            os.fsync(f.fileno())
-        scratch.replace(path)
+        write_bytes(path, writers[path.suffix](self.described()))
 
     @classmethod
     def load(cls, path: str | Path) -> Catalog:

@@ -199,8 +199,9 @@ def _header(content: Content, offset: int) -> tuple[fits.Header, int]:
                 if len(block) < BLOCK:
                     raise InputError(f"header is cut at byte {at + len(block)}, inside its last {BLOCK}-byte block")
                 blocks.append(block[:i])
-                cards = b"".join(blocks).replace(b"\x00", b" ")
-                plain = cards.decode("ascii", errors="replace").replace("�", "?")
+                # control characters inside cards would make the header unusable for every later card
+                cards = re.sub(rb"[\x00-\x1f]", b" ", b"".join(blocks))
+                plain = re.sub(rb"[^ -~]", b"?", cards).decode("ascii")
                 return fits.Header.fromstring(plain), at + BLOCK
             if not _KEYWORD.match(keyword.replace(b"\x00", b" ")):
                 n = (at - offset + i) // CARD
@@ -241,6 +242,8 @@ def _interpret(hdu: Hdu, file_size: int) -> Hdu:
     hdu = replace(hdu, size=size, kind=_kind(header, hdu.index, random_groups))
     if hdu.kind == "image":
         hdu = replace(hdu, shape=tuple(reversed(axes)))
+        if axes and (extra, groups) != (0, 1):
+            hdu = replace(hdu, fault=f"PCOUNT = {extra}, GCOUNT = {groups} in an image; 0 and 1 are needed")
     elif hdu.kind == "compressed image":
         try:
             shape = [_integer(header, f"ZNAXIS{i + 1}", 0) for i in range(_naxis(header, "ZNAXIS"))]
