@@ -95,7 +95,7 @@ class MeasurePsf(Stage[PsfConfig]):
         result = fit_psf(samples, domain, order, width, np.zeros_like(held_out))
         held_out &= result.used
         if held_out.any():
-            trial = fit_psf(samples, domain, order, width, held_out)
+            trial = fit_psf(samples, domain, order, width, held_out | ~result.used, rounds=2)
             ctx.metric("psf_held_out", int(held_out.sum()))
             ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
             ctx.metric("psf_held_out_residual", trial.residual(held_out))
@@ -106,7 +106,7 @@ class MeasurePsf(Stage[PsfConfig]):
 
     def _choose(self, ctx: Context, image: Exposure, stars: Stars) -> Stars:
         """The stars that the PSF is measured from, best first."""
-        clean = ~stars.saturated & (stars.flux > 0)
+        clean = ~stars.saturated & stars.compact & (stars.flux > 0)
         use = clean & stars.isolated
         if not use.any() and clean.any():
             use = clean

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import fft
-from scipy.ndimage import uniform_filter
+from scipy.ndimage import gaussian_filter, uniform_filter
 
 from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynomial_terms
 from skydelta.io.psf import PixelPsf
+from skydelta.stages.stars import SIGMA_TO_FWHM
 
 MARGIN = 6
 """Pixels around a stamp that fade to zero, so that a shift in Fourier space does not ring."""
@@ -27,6 +28,9 @@ MODEL_ERROR = 0.01
 
 SHAPE_ERROR = 0.03
 """How far a Moffat profile may be off a real one, relative: balances core and wings in its fit."""
+
+OWN = 4
+"""Parameters of each star: flux, sky level and centre."""
 
 STAR_CLIP = 5.0
 """Stars leave whose residual holds a source of this signal-to-noise, and one that stands out so among all stars."""
@@ -90,7 +94,7 @@ class PsfFit:
     peak : float64 (n,)
         Of the model of each star, image units.
     chi2 : float64 (n,)
-        Per pixel, same circle.
+        Per degree of freedom, same circle.
     """
 
     psf: PixelPsf
@@ -139,7 +143,13 @@ def supported_order(order: int, domain: Domain, x: np.ndarray, y: np.ndarray) ->
 
 
 def fit_psf(
-    samples: Samples, domain: Domain, order: int, fwhm: float, held_out: np.ndarray, pixels: bool = True
+    samples: Samples,
+    domain: Domain,
+    order: int,
+    fwhm: float,
+    held_out: np.ndarray,
+    pixels: bool = True,
+    rounds: int = ROUNDS,
 ) -> PsfFit:
     """Fit stars by a Moffat profile whose size and shape are polynomials over the field, and the rest pixel by pixel.
 
@@ -159,6 +169,7 @@ def fit_psf(
         Stars that are only compared.
     pixels : bool
         Whether pixels may depart from the profile.
+    rounds : int
     """
     n, m = len(samples), samples.values.shape[1]
     axes, r = (1, 2), radius(m)
@@ -172,8 +183,7 @@ def fit_psf(
     departure = np.zeros((phi.shape[1], m, m))
     flux, sky, used = samples.flux, np.zeros(n), ~held_out
     weight, inside = samples.usable.astype(float), samples.usable & (r <= fwhm)
-    count = np.maximum(inside.sum(axis=axes), 1)
-    for step in range(ROUNDS):
+    for step in range(rounds):
         for _ in range(1 if step else FIRST_STEPS):
             field = field.improved(samples.values - sky[:, None, None], flux, weight, noise, phi, used)
         profiles = field.render(phi, m)
@@ -192,14 +202,17 @@ def fit_psf(
         near = (samples.usable & (r <= 1.5 * fwhm)) / samples.variance
         scaled = deviation**2 / (samples.variance + (0.1 * signal) ** 2)
         weight = np.where(samples.usable & ((scaled < PIXEL_CLIP**2) | (r <= 0.5 * fwhm)), 1.0, 0.0)
-        residual = _strongest_residual(np.where(samples.usable, deviation, 0), samples.variance, signal, 2 * fwhm)
+        residual = _strongest_residual(np.where(samples.usable, deviation, 0), samples.variance, signal, fwhm)
         fine = (flux > 0) & (residual <= max(STAR_CLIP, _usual(residual[used])))
         fine &= _consistent(*_broadening(deviation, near, model, flux), phi, ~held_out & fine)
         enough = (~held_out & fine).sum() >= max(3 * phi.shape[1], (~held_out).sum() / 2)
         used = ~held_out & (fine if enough else flux > 0)
-    chi2 = np.where(inside, deviation**2 / samples.variance, 0).sum(axis=axes) / count
+    count = np.maximum(inside.sum(axis=axes), 1)
+    free = np.maximum(count - OWN, 1)
+    chi2 = np.where(inside, deviation**2 / samples.variance, 0).sum(axis=axes) / free
     peak = signal.max(axis=axes)
-    excess = np.where(inside, deviation**2 - samples.variance, 0).sum(axis=axes) / (count * peak**2)
+    square, expected = (np.where(inside, a, 0).sum(axis=axes) for a in (deviation**2, samples.variance))
+    excess = (square / free - expected / count) / peak**2
     return PsfFit(_as_pixels(field, departure, to_orthogonal, order, domain), used, excess, peak, chi2)
 
 
@@ -224,22 +237,23 @@ def _usual(values: np.ndarray) -> float:
     return float(middle + STAR_CLIP * 1.4826 * np.median(np.abs(values - middle)))
 
 
-def _strongest_residual(deviation: np.ndarray, variance: np.ndarray, signal: np.ndarray, reach: float) -> np.ndarray:
-    """Largest signal-to-noise (n,) of another source in the residual of a star, within ``reach`` px: blends, defects.
+def _strongest_residual(deviation: np.ndarray, variance: np.ndarray, signal: np.ndarray, fwhm: float) -> np.ndarray:
+    """Largest signal-to-noise (n,) of another source in the residual of a star, within 2 FWHM: blends, defects.
 
-    The residual is filtered by the mean PSF; `MODEL_ERROR` of the star counts as noise.
+    The filter is a Gaussian of the stars' width; `MODEL_ERROR` of the star counts as noise.
     """
-    m = deviation.shape[1]
-    size = fft.next_fast_len(m + m // 2, True)
-    psf = (signal / signal.sum(axis=(1, 2), keepdims=True)).mean(axis=0)
+    sigma = fwhm / SIGMA_TO_FWHM
+    middle = deviation.shape[1] // 2
+    reach = min(int(np.ceil(2 * fwhm + 3 * sigma)), middle)
+    near = np.s_[:, middle - reach : middle + reach + 1, middle - reach : middle + reach + 1]
 
-    def filtered(planes: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-        centred = np.roll(np.pad(kernel, (0, size - m)), (-(m // 2), -(m // 2)), (0, 1))
-        return fft.irfft2(fft.rfft2(planes, (size, size)) * fft.rfft2(centred).conj(), (size, size))[:, :m, :m]
+    def smooth(planes: np.ndarray, width: float) -> np.ndarray:
+        return gaussian_filter(planes[near], (0, width, width), mode="constant", truncate=3.0)
 
-    noise = filtered(variance, psf**2) + (MODEL_ERROR * filtered(signal, psf)) ** 2
-    snr = filtered(deviation, psf) / np.sqrt(noise)
-    return np.where(radius(m) <= reach, np.abs(snr), 0).max(axis=(1, 2))
+    # the squared filter is a Gaussian too, sqrt(2) narrower
+    noise = smooth(variance, sigma / np.sqrt(2)) / (4 * np.pi * sigma**2) + (MODEL_ERROR * smooth(signal, sigma)) ** 2
+    snr = np.abs(smooth(deviation, sigma)) / np.sqrt(noise)
+    return np.where(radius(2 * reach + 1) <= 2 * fwhm, snr, 0).max(axis=(1, 2))
 
 
 def _broadening(
