@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +108,21 @@ class Hdu:
         shape = f" {self.shape}" if self.is_image else ""
         what = "image without pixels" if self.is_image and 0 in (self.shape or (0,)) else self.kind
         return f"[{self.index}] {self.name + ' ' if self.name else ''}{what}{shape if self.shape else ''}"
+
+
+def readable(header: fits.Header) -> fits.Header:
+    """A copy without the cards that cannot be parsed even after mending."""
+    out = fits.Header()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for card in header.cards:
+            try:
+                card.verify("silentfix+ignore")
+                card.value  # noqa: B018 - parsed here or never
+                out.append(card, end=True)
+            except (fits.VerifyError, ValueError, UnicodeError):
+                continue
+    return out
 
 
 def last(header: fits.Header, keyword: str, default: Any = None) -> Any:

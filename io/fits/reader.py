@@ -12,7 +12,7 @@ from astropy.table import Table
 
 from skydelta.errors import InputError
 from skydelta.io.fits import tiled
-from skydelta.io.fits.layout import Hdu, raw_pixels, scan
+from skydelta.io.fits.layout import Hdu, raw_pixels, readable, scan
 from skydelta.io.storage import POSIX, Storage
 
 ROLES = {
@@ -93,10 +93,10 @@ class Source:
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
-        merged = (hdu.header if header is None else header).copy()
+        merged = readable(hdu.header if header is None else header)
         primary = self.hdus[0]
         if primary is not hdu and not primary.shape:
-            merged.extend((c for c in primary.header.cards if c.keyword not in _STRUCTURE), unique=True)
+            merged.extend((c for c in readable(primary.header).cards if c.keyword not in _STRUCTURE), unique=True)
         return merged
 
     def find(self, extension: str | int) -> Hdu:

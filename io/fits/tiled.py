@@ -261,13 +261,13 @@ def decode(hdu: Hdu, data: bytes) -> tuple[fits.Header, np.ndarray, list[str]]:
     if text(header, "ZQUANTIZ").startswith("SUBTRACTIVE") and "ZDITHER0" not in header:
         header["ZDITHER0"] = 1  # FITS 4.0, 10.2.1; some readers take 0, which gives other pixels
         oddities.append("ZDITHER0 is missing; 1 is used")
-    image = _as_astropy(header, data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            image = _as_astropy(header, data)
             return image.header, np.asarray(image.data), oddities
     except Exception as e:  # the decoders raise whatever they like on damaged streams
-        bad = _undecodable(_as_astropy(header, data), grid)
+        bad = _undecodable(header, data, grid)
         raise InputError(
             f"{_names(bad)} of {len(grid)} cannot be decoded ({text(header, 'ZCMPTYPE')}: {e})", tiles=bad.tolist()
         ) from None
@@ -281,11 +281,15 @@ def _as_astropy(header: fits.Header, data: bytes) -> fits.CompImageHDU:
         return fits.HDUList.fromstring(stub + header.tostring().encode("ascii", "replace") + data + padding)[1]
 
 
-def _undecodable(image: fits.CompImageHDU, grid: TileGrid) -> np.ndarray:
-    """Rows of the tiles that fail when decoded alone; all of them when none does."""
+def _undecodable(header: fits.Header, data: bytes, grid: TileGrid) -> np.ndarray:
+    """Rows of the tiles that fail when decoded alone; all of them when the image as a whole fails."""
     bad = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        try:
+            image = _as_astropy(header, data)
+        except Exception:  # as in decode
+            return np.arange(len(grid))
         for row in range(len(grid)):
             try:
                 image.section[grid.slices(row)]
