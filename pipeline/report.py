@@ -87,7 +87,7 @@ def _page(run: dict[str, Any], items: Sequence[Item], root: Path) -> str:
             f'<p class="soft">Pictures of {len(shown)} of {len(items)} items, failed and flagged ones first.</p>'
         )
     body += [section(item, root) for item in shown]
-    body += ["</main>", f"<footer>skydelta {escape(str(run.get('version', '')))}</footer>"]
+    body += ["</main>", "<footer>Rows of every picture are drawn upwards: row 0 is the lowest.</footer>"]
     title = f"skydelta: {run.get('name', 'run')}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -111,11 +111,11 @@ def _header(run: dict[str, Any], items: Sequence[Item]) -> str:
         (", ".join(sorted({i.device for i in items})) or "–", f"device ({device.get('asked', 'auto')} asked for)"),
     )
     cells = "".join(f'<div class="tile"><b>{escape(v)}</b><span>{escape(k)}</span></div>' for v, k in tiles)
-    name = escape(str(run.get("name", "run")))
-    return (
-        f'<header><h1>{name}</h1><p class="soft">Report of skydelta {escape(str(run.get("version", "")))}</p>'
-        f'<div class="tiles">{cells}</div></header>'
+    name, version, executor, started = (
+        escape(str(run.get(key, ""))) for key in ("name", "version", "executor", "started")
     )
+    how = f"skydelta {version}, {executor} executor, started {started}"
+    return f'<header><h1>{name}</h1><p class="soft">{how}</p><div class="tiles">{cells}</div></header>'
 
 
 def _table(items: Sequence[Item], shown: set[str]) -> str:

@@ -77,18 +77,21 @@ class Item:
 
 def number(value: Any, digits: int = 3) -> str:
     """A figure for people: at most ``digits`` significant ones, a dash where there is none."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {number(v, digits)}" for key, v in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(number(v, digits) for v in value) or "–"
+    if isinstance(value, bool | str):
         return str(value)
+    if value is None or not np.isfinite(value):
+        return "–"
     if isinstance(value, int | np.integer):
         return f"{int(value):,}".replace(",", "\u202f")
-    value = float(value)
-    if not np.isfinite(value):
-        return "–"
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+    if value == 0:
+        return "0"
+    if not 1e-3 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}e}"
-    return f"{value:.{max(digits - 1 - int(np.floor(np.log10(abs(value)))), 0)}f}" if value else "0"
+    return f"{value:.{max(digits - 1 - int(np.floor(np.log10(abs(value)))), 0)}f}"
 
 
 def pill(state: str) -> str:

@@ -145,7 +145,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path, content):
     [
         (None, "–"), (float("nan"), "–"), (0.0, "0"), (1.23456, "1.23"), (0.01234, "0.0123"), (12345.6, "12346"),
         (1.2e-7, "1.20e-07"), (3, "3"), (1234567, "1\u202f234\u202f567"),
-        ("copy", "copy"), (True, "True"), (-0.5, "-0.500"),
+        ("copy", "copy"), ({"a_b": 1.0, "c": None}, "a b 1.00, c –"), ([1, 2.5], "1, 2.50"), ([], "–"),
+        (True, "True"), (-0.5, "-0.500"),
     ],
 )  # fmt: skip
 def test_numbers_for_people(value, text):
