@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from skydelta.kernels.polynomial import count_terms, polynomial_exponents, polynomial_terms
+
+__all__ = ["Domain", "count_terms", "polynomial_exponents", "polynomial_terms"]
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -35,26 +39,3 @@ class Domain:
     def uv(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x, y = np.asarray(x, float) + self.origin[1], np.asarray(y, float) + self.origin[0]
         return (2 * x + 1) / self.shape[1] - 1, (2 * y + 1) / self.shape[0] - 1
-
-
-def polynomial_exponents(order: int) -> list[tuple[int, int]]:
-    """(i, j) of T_i(u) T_j(v) with i + j <= order, by total degree, then by j."""
-    return [(n - j, j) for n in range(order + 1) for j in range(n + 1)]
-
-
-def polynomial_terms(u: np.ndarray, v: np.ndarray, order: int) -> np.ndarray:
-    """Chebyshev products T_i(u) T_j(v): float64 (n_p, *u.shape), order as `polynomial_exponents`."""
-    tu, tv = (_chebyshev(np.asarray(a, float), order) for a in (u, v))
-    return np.stack([tu[i] * tv[j] for i, j in polynomial_exponents(order)])
-
-
-def _chebyshev(t: np.ndarray, order: int) -> list[np.ndarray]:
-    out = [np.ones_like(t), t]
-    for _ in range(2, order + 1):
-        out.append(2 * t * out[-1] - out[-2])
-    return out
-
-
-def count_terms(order: int) -> int:
-    """Number of terms of a polynomial of this total degree."""
-    return (order + 1) * (order + 2) // 2

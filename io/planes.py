@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,24 @@ COMMUNITY_CODES: dict[int, tuple[str, ...]] = {
 }
 """Values of the data-quality images of the NOIRLab community pipelines (DECam, Mosaic-3, 90Prime): codes, not bits."""
 
+COMMUNITY_BITS: dict[int, str] = {
+    0: "BAD",
+    1: "SAT",
+    2: "INTERP",
+    3: "BAD",  # low
+    4: "CR",
+    5: "BAD",  # halo of a bright star
+    6: "SAT",  # bleed trail
+    7: "SAT",  # edge bleed
+    8: "BAD",  # crosstalk
+    9: "EDGE",
+    10: "STREAK",
+    11: "INTERP",  # fixed
+}
+"""Bits of the same data-quality images before version 3.5 of the pipeline."""
+
 _COMMUNITY_CAMERAS = ("DECAM", "MOSAIC3", "90PRIME")
+_CODES_SINCE = (3, 5)
 
 
 @dataclass(frozen=True)
@@ -180,8 +198,8 @@ class DecodedMask:
 def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
     """Translate a mask as stored into named planes.
 
-    In this order: ``MP_*`` cards (LSST, HSC, our own), JWST bits, codes of the community pipelines, and else every
-    non-zero pixel is BAD. Bits without a name are BAD too, with a note.
+    In this order: ``MP_*`` cards (LSST, HSC, our own), JWST bits, codes (before version 3.5 bits) of the community
+    pipelines, and else every non-zero pixel is BAD. Bits without a name are BAD too, with a note.
 
     Parameters
     ----------
@@ -203,7 +221,11 @@ def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
     elif str(header.get("TELESCOP", "")).upper().strip() == "JWST" and stored.dtype.kind in "ui":
         decoded = _from_bits(stored, JWST_BITS, "JWST")
     elif instrument in _COMMUNITY_CAMERAS and "PROCTYPE" in header:
-        decoded = _from_codes(stored)
+        version = re.match(r"[Vv]?(\d+)\.(\d+)", str(header.get("PLVER", "")))
+        if version and (int(version[1]), int(version[2])) < _CODES_SINCE:
+            decoded = _from_bits(stored, COMMUNITY_BITS, "community pipeline bits")
+        else:
+            decoded = _from_codes(stored)
     else:
         planes = MaskPlanes()
         decoded = DecodedMask(

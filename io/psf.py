@@ -182,11 +182,11 @@ def psf_from_stamp(stamp: np.ndarray, shape: tuple[int, int]) -> tuple[PixelPsf,
 
 def _light_centre(stamp: np.ndarray, j: int, i: int) -> tuple[float, float]:
     """(y, x) centroid of the light above half the peak, around the peak."""
-    core = np.where(stamp > 0.5 * stamp[j, i], stamp, 0.0)
-    box = np.s_[max(j - 5, 0) : j + 6, max(i - 5, 0) : i + 6]
-    y, x = np.mgrid[box]
-    weight = core[box] / core[box].sum()
-    return float((y * weight).sum()), float((x * weight).sum())
+    y0, x0 = max(j - 5, 0), max(i - 5, 0)
+    box = stamp[y0 : j + 6, x0 : i + 6]
+    core = np.where(box > 0.5 * stamp[j, i], box, 0.0)
+    y, x = np.indices(box.shape)
+    return float(y0 + (y * core).sum() / core.sum()), float(x0 + (x * core).sum() / core.sum())
 
 
 def psf_from_hdu(

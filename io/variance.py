@@ -26,6 +26,9 @@ BRIGHT = 10.0
 MODEL_TRUSTED = (0.6, 1.6)
 """Measured over modelled sky variance within which the detector model is used as it is."""
 
+WHITE = 0.8
+"""White over total noise variance above which the noise counts as white."""
+
 LAPLACIAN = np.array([[0.25, -0.5, 0.25], [-0.5, 1.0, -0.5], [0.25, -0.5, 0.25]]) / 1.5
 """Keeps white noise as it is and takes away everything smooth on three pixels (Immerkaer 1996)."""
 
@@ -89,7 +92,7 @@ def from_plane(plane: np.ndarray, kind: str, source: str) -> Variance:
     note: dict[str, Any] = {"source": source, "kind": kind}
     counts = {
         "not_finite": int((~np.isfinite(raw)).sum()),
-        "negative": int((raw < 0).sum()),
+        "negative": int((np.isfinite(raw) & (raw < 0)).sum()),
         "zero": int((raw == 0).sum()),
     }
     counts["out_of_range"] = int((~good).sum()) - sum(counts.values())
@@ -121,7 +124,7 @@ def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def white_noise(image: np.ndarray, good: np.ndarray) -> float:
-    """Noise (robust sigma) that is independent from pixel to pixel, in the quiet quarter of the blocks.
+    """Noise (robust sigma) that is independent from pixel to pixel, median of the blocks.
 
     Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
     """
@@ -134,7 +137,7 @@ def white_noise(image: np.ndarray, good: np.ndarray) -> float:
             inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
             if inner.sum() >= 16:
                 found.append(1.4826 * np.median(np.abs(part[inner])))
-    return float(np.percentile(found, 25)) if found else float("nan")
+    return float(np.median(found)) if found else float("nan")
 
 
 def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Variance:
@@ -162,7 +165,9 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
     if not np.isfinite(noise).any():
         raise InputError(f"variance cannot be estimated: {int(good.sum())} good pixels of {image.size} are too few")
     # a quarter of the blocks is free of objects in all but the densest fields
-    measured = float(np.nanpercentile(noise, 25)) ** 2
+    measured, white = float(np.nanpercentile(noise, 25)) ** 2, white_noise(image, good) ** 2
+    if white > WHITE * measured:
+        measured = white  # the better measure where neighbours are not correlated
     level = float(np.nanpercentile(sky, 25))
     gain = detector.gain
     sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape)
@@ -176,7 +181,6 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
         return _estimated(values, note)
     dark = ((detector.read_noise or 0.0) / gain) ** 2
     modelled = max(level - detector.bias, 0.0) / gain + dark
-    white = white_noise(image, good) ** 2
     note |= {"gain": gain, "read_noise": detector.read_noise, "bias": detector.bias, "sky_variance_modelled": modelled}
     note["white_variance_measured"] = white
     low, high = MODEL_TRUSTED
