@@ -27,7 +27,7 @@ typecheck: $(INSTALLED)
 	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p skydelta
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache demo-output
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo-output
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml
