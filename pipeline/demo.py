@@ -119,12 +119,11 @@ def main() -> int:
     try:
         backend = resolve()
         console.print(f"[bold]skydelta demo[/] on {backend.name}")
-        with console.status("compiling the kernels, once on this machine (about a minute the first time) ..."):
-            seconds = warm_up()
-        console.print(f"kernels ready ({seconds:.0f} s)")
+        console.print("compiling the kernels, once on this machine (about a minute the first time) ...")
+        console.print(f"kernels ready after {warm_up():.0f} s")
         shutil.rmtree(FOLDER, ignore_errors=True)
-        with console.status("simulating a pair with known truth ..."):
-            pair = simulate(FOLDER / "pair", size=1024, seed=7)
+        console.print("simulating a pair with known truth ...")
+        pair = simulate(FOLDER / "pair", size=1024, seed=7)
         inputs: dict[str, str | Path] = {"science": pair.science, "reference": pair.reference}
         result = run("difference", inputs=inputs, out=FOLDER / "run", id_="demo", progress=sys.stderr.isatty())
     except SkydeltaError as e:

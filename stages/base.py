@@ -221,6 +221,8 @@ def _type_words(spec: Mapping[str, Any]) -> str:
         return ", ".join(str(v) for v in spec["enum"])
     if "const" in spec:
         return str(spec["const"])
+    if "prefixItems" in spec:
+        return f"[{', '.join(_type_words(s) for s in spec['prefixItems'])}]"
     words = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "unset"}
     text = words.get(spec.get("type", ""), spec.get("type", "value"))
     signs = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
