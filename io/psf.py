@@ -128,7 +128,10 @@ def fwhm(stamp: np.ndarray) -> float:
     from scipy.ndimage import zoom
 
     k = 4
-    fine = zoom(np.asarray(stamp, float), k, order=3, grid_mode=True, mode="grid-constant")
+    stamp = np.asarray(stamp, float)
+    j, i = np.nonzero(stamp > stamp.max() / 2)
+    core = tuple(slice(max(a.min() - 5, 0), a.max() + 6) for a in (j, i))
+    fine = zoom(stamp[core], k, order=3, grid_mode=True, mode="grid-constant")
     return float(2 * np.sqrt((fine > fine.max() / 2).sum() / np.pi) / k)
 
 

@@ -12,11 +12,14 @@ from astropy.io import fits
 from astropy.wcs import WCS, FITSFixedWarning
 
 from skydelta.errors import InputError
-from skydelta.io.fits.layout import text
+from skydelta.io.fits.layout import last, text
 from skydelta.io.header import is_wcs_card
 
 ROUND_TRIP = 1e-6
 """Largest difference between a WCS and its header form, px."""
+
+SINGULAR = 1e8
+"""Condition number of the linear matrix above which an image has no area on the sky."""
 
 _TABLE_CARDS = ("CPDIS1", "CPDIS2", "D2IMDIS1", "D2IMDIS2", "AXISCORR")
 _HARMLESS = ("datfix", "RADECSYS", "unitfix", "more axes", "CROTA = ", "AXISCORR", "obsfix", "PROJP")
@@ -56,6 +59,9 @@ def celestial_wcs(
     types = {i: text(header, f"CTYPE{i}") for i in range(1, 10) if f"CTYPE{i}" in header}
     if not any(types.values()):
         return None, [_why_none(header)]
+    linear = [k for k in header if re.fullmatch(r"CD\d_\d", k)]
+    if linear and not any(last(header, k) for k in linear):
+        raise InputError(f"WCS cannot be used: {', '.join(linear)} are all 0")  # wcslib would take one degree a pixel
     notes = _contradictions(header, types)
     needs_tables = any(card in header for card in _TABLE_CARDS) or any("-TAB" in t for t in types.values())
     hdulist = None
@@ -75,6 +81,8 @@ def celestial_wcs(
                 found.wcs.set()
     except (ValueError, KeyError, TypeError, AttributeError, MemoryError, AssertionError, OSError) as e:
         raise InputError(f"WCS cannot be used: {_reason(e)}") from None
+    if found is not None and not np.linalg.cond(found.pixel_scale_matrix) < SINGULAR:
+        raise InputError(f"WCS cannot be used: its linear matrix {found.pixel_scale_matrix.tolist()} is singular")
     if found is not None and shape is not None:
         found.pixel_shape = (shape[1], shape[0])
     return found, notes
