@@ -163,7 +163,7 @@ def find_stars(exposure: Exposure) -> Stars:
     clump = _clump(shapes, peaks.snr[use])
     if abs(np.log(clump / width)) > 0.1:
         shapes = measure_shapes(stamps, clump)
-    core = usable[:, half - 2 : half + 3, half - 2 : half + 3].all(axis=(1, 2))
+    core = np.all(usable[:, half - 2 : half + 3, half - 2 : half + 3], axis=(1, 2))
     point = _point_width(stamps, shapes, peaks.snr[use], core, clump)
     if point is not None:
         clump, shapes = point, measure_shapes(stamps, point)
