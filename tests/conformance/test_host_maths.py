@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The maths of every .cuh on the host, under the sanitizers, against the reference of its kernel."""
+"""The maths of the .cuh files on the host, under the sanitizers, against the references of their kernels."""
 
 from importlib import import_module, resources
 from pathlib import Path
@@ -76,32 +76,6 @@ def test_stamp_basis(tmp_path, rng):
     outputs = {"out": (np.float64, (count, len(pairs), m, m))}
     got = support_host_cuda.run(tmp_path, "normal_equations.cuh", body, case, outputs)
     close(got["out"], reference("stamp_basis", case), "stamp_basis")
-
-
-def test_order_statistics_by_bits(tmp_path, rng):
-    values = np.concatenate([rng.normal(0, 1e3, 300), [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38], np.ones(9)])
-    values = values.astype(np.float32)
-    body = """
-    using namespace background;
-    for (int rank = 0; rank < n_v; ++rank) {
-      unsigned prefix = 0;
-      int left = rank;
-      for (int pass = 0; pass < DIGITS; ++pass) {
-        std::vector<int> bins(BINS);
-        for (int i = 0; i < n_v; ++i)
-          if (agrees(key_of(v[i]), prefix, pass)) ++bins[digit(key_of(v[i]), pass)];
-        int b = 0;
-        while (left >= bins[b]) left -= bins[b++];
-        prefix = prefix << 8 | (unsigned)b;
-      }
-      ordered[rank] = value_of(prefix);
-    }
-    for (int i = 0; i <= 7; ++i) edges[i] = edge(i, 2000000000, 7);
-    """
-    outputs = {"ordered": (np.float32, len(values)), "edges": (np.int32, 8)}
-    got = support_host_cuda.run(tmp_path, "background.cuh", body, {"v": values}, outputs)
-    np.testing.assert_array_equal(got["ordered"], np.sort(values))
-    np.testing.assert_array_equal(got["edges"], [2000000000 * i // 7 for i in range(8)])
 
 
 @pytest.mark.parametrize("shape", [(37, 53), (1, 40), (5, 1)])
