@@ -22,7 +22,7 @@ LEAST_HALF = 12
 REACH = 4.0
 """Half-size of a measured PSF in FWHM."""
 
-MOST = 500
+MOST = 300
 """Stars used, the best by signal-to-noise."""
 
 HELD_OUT = 5
@@ -95,7 +95,9 @@ class MeasurePsf(Stage[PsfConfig]):
         result = fit_psf(samples, domain, order, width, np.zeros_like(held_out))
         held_out &= result.used
         if held_out.any():
-            trial = fit_psf(samples, domain, order, width, held_out | ~result.used, rounds=2)
+            left = result.used & ~held_out
+            order_left = supported_order(order, domain, samples.x[left], samples.y[left])
+            trial = fit_psf(samples, domain, order_left, width, ~left, rounds=2)
             ctx.metric("psf_held_out", int(held_out.sum()))
             ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
             ctx.metric("psf_held_out_residual", trial.residual(held_out))
