@@ -117,7 +117,7 @@ class Catalog(QTable):
         path = Path(path)
         try:
             if path.suffix == ".ecsv":
-                return cls.read(path, format="ascii.ecsv")
+                return cls.read(path, format="ascii.ecsv", fill_values=[])
             if path.suffix == ".parquet":
                 return _from_parquet(path)
             if path.suffix == ".vot":

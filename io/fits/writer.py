@@ -104,7 +104,7 @@ def mask_hdu(exposure: Exposure) -> fits.ImageHDU:
     hdu = image_hdu("DQ", exposure.mask, exposure, None)
     for plane, bit in exposure.planes.bits:
         key = f"MP_{plane}"
-        hdu.header[key if len(key) <= 8 else f"HIERARCH {key}"] = (bit, "bit number of this mask plane")
+        hdu.header[key if len(key) <= 8 else f"HIERARCH {key}"] = (bit, "bit")
     return hdu
 
 

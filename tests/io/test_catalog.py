@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Catalogues: every format reads back equal, the same bytes each time, empty ones too."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from astropy import units as u
+from astropy.io import votable
+from astropy.table import QTable
+from support_io import make_catalog
+
+from skydelta.errors import ConfigError, InputError
+from skydelta.io.catalog import FLAGS, UCDS, Catalog, bits, names_of
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+@pytest.mark.parametrize("suffix", [".ecsv", ".parquet", ".vot"])
+def test_read_back_equal(tmp_path, n, suffix):
+    table = make_catalog(n)
+    path = tmp_path / f"c{suffix}"
+    table.save(path)
+    again = Catalog.load(path)
+    assert again.colnames == table.colnames
+    for name in table.colnames:
+        ours, theirs = (np.asarray(getattr(t[name], "value", t[name])) for t in (table, again))
+        assert theirs.dtype.kind == ours.dtype.kind
+        assert np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
+        assert again[name].info.unit == table[name].info.unit
+        assert (again[name].info.meta or {}).get("ucd") == UCDS.get(name)
+
+
+@pytest.mark.parametrize("suffix", [".ecsv", ".parquet", ".vot", ".reg"])
+@pytest.mark.parametrize("n", [0, 4])
+def test_the_same_table_gives_the_same_bytes(tmp_path, suffix, n):
+    files = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
+    for path in files:
+        make_catalog(n).save(path)
+    raw = [p.read_bytes() for p in files]
+    assert raw[0] == raw[1]
+    assert str(tmp_path).encode() not in raw[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in files)
+
+
+def test_other_programs_read_them(tmp_path):
+    table = make_catalog(4)
+    for suffix in (".ecsv", ".parquet", ".vot", ".reg"):
+        table.save(tmp_path / f"c{suffix}")
+    plain = QTable.read(tmp_path / "c.ecsv", format="ascii.ecsv")
+    assert plain["flux"].unit == u.adu
+    assert pq.read_table(tmp_path / "c.parquet")["flux"].to_pylist() == [100, 10, -80, -170]
+    fields = {f.name: f for f in votable.parse_single_table(tmp_path / "c.vot").fields}
+    assert fields["ra"].ucd == "pos.eq.ra;meta.main"
+    assert str(fields["ra"].unit) == "deg"
+    regions = (tmp_path / "c.reg").read_text().splitlines()
+    assert sum(line.startswith("circle(") for line in regions) == 4
+    assert regions[2].startswith("circle(1.000,1.000,")  # DS9 counts from 1
+
+
+def test_flags():
+    assert len({bit for bit, _ in FLAGS.values()}) == len(FLAGS)
+    assert max(bit for bit, _ in FLAGS.values()) < 31
+    for name in FLAGS:
+        assert names_of(bits(name)) == [name]
+    assert make_catalog(3).has("DIPOLE").tolist() == [False, True, False]
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ConfigError, match=r"written as \.ecsv, \.parquet, \.vot, \.reg, not '\.csv'"):
+        make_catalog(1).save(tmp_path / "c.csv")
+    with pytest.raises(InputError, match=r"no\.ecsv: cannot be read as a catalogue"):
+        Catalog.load(tmp_path / "no.ecsv")
+    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"bad\.parquet: cannot be read"):
+        Catalog.load(tmp_path / "bad.parquet")
+    with pytest.raises(InputError, match="cannot be written"):
+        make_catalog(1).save(tmp_path / "missing" / "c.ecsv")
