@@ -2,6 +2,7 @@
 """Inputs of the kernel ``fit_lobes``: (side of the stamps, lobes) stands for the shape."""
 
 import numpy as np
+from support_sources import gaussian
 
 from skydelta.kernels.fit import spline_coefficients
 
@@ -33,10 +34,3 @@ def make(rng, shape):
         "psf": spline_coefficients(psf),
         "start": at + rng.uniform(-0.4, 0.4, at.shape),
     }
-
-
-def gaussian(side, x, y, sigma):
-    """Unit-sum Gaussian around (x, y) px from the middle of a stamp."""
-    o = np.arange(side) - side // 2
-    r2 = (o[None, :] - x) ** 2 + (o[:, None] - y) ** 2
-    return np.exp(-r2 / (2 * sigma**2)) / (2 * np.pi * sigma**2)
