@@ -172,6 +172,7 @@ def check(workflow: str, device: str | None, set_: tuple[str, ...]) -> None:
     from skydelta.pipeline.workflow import load
 
     _show_plan(load(workflow, set_=set_, device=device), None)
+    click.echo("no problems found")
 
 
 @cli.command()
@@ -362,11 +363,15 @@ def _show_result(result: RunResult) -> None:
         if len(result.receipts) == 1:
             _print_table(f"{r['id']} on {r['device']['used']}", ["step", "seconds", "CPU seconds"], rows)
         found = metrics.get("candidates")
-        click.echo(f"{r['id']}: {r['status']}" + ("" if found is None else f", {found} candidates"))
+        status = r["status"] + (" already" if r.get("resumed") else "")
+        click.echo(f"{r['id']}: {status}" + ("" if found is None else f", {found} candidates"))
         for name, text in {k: v for s in r["steps"] for k, v in s["flags"].items()}.items():
             click.echo(f"  flag {name}: {text}")
         if r.get("error"):
             click.echo(f"skydelta: {r['error']['message']}", err=True)
+    failed = sum(r["status"] == "failed" for r in result.receipts)
+    if len(result.receipts) > 1:
+        click.echo(f"{len(result.receipts) - failed} done, {failed} failed")
     click.echo(f"report: {result.report}")
 
 
@@ -417,7 +422,7 @@ def _toml(text: str, number: bool) -> str:
     """A value for --set: a number stays one, anything else is quoted."""
     import json
 
-    return text if number and text.isdigit() else json.dumps(text)
+    return text if number and text.isdigit() else json.dumps(text, ensure_ascii=False)
 
 
 def main() -> None:

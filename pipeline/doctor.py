@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from skydelta.errors import DeviceError
+from skydelta.errors import AlgorithmError, DeviceError
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
 
 
@@ -119,7 +119,13 @@ def _cache() -> Finding:
 
 
 def warm_up(device: str = "auto") -> float:
-    """Compile every kernel of the main job once, on a small simulated pair; returns the seconds it took."""
+    """Compile every kernel of the main job once, on a small simulated pair; returns the seconds it took.
+
+    Raises
+    ------
+    AlgorithmError
+        The job does not run on this machine.
+    """
     from skydelta.pipeline.runner import run
     from skydelta.pipeline.simulate import simulate
 
@@ -129,5 +135,7 @@ def warm_up(device: str = "auto") -> float:
         inputs: dict[str, str | Path] = {"science": pair.science, "reference": pair.reference}
         for method in ("bspline3", "bilinear", "lanczos3", "nearest"):
             steps = (f"steps.align.method={method}",)
-            run("difference", inputs=inputs, out=Path(folder) / method, device=device, set_=steps)
+            result = run("difference", inputs=inputs, out=Path(folder) / method, device=device, set_=steps)
+            if result.exit_code:
+                raise AlgorithmError(f"the simulated pair fails here: {result.receipts[0]['error']['message']}")
     return time.perf_counter() - begin

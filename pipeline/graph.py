@@ -28,6 +28,26 @@ class Bound:
     frees: tuple[str, ...]
 
 
+def external(steps: Iterable[Step]) -> dict[str, str]:
+    """Names that the items must provide, paths that no step gives, and who reads each first."""
+    made: set[str] = set()
+    wanted: dict[str, str] = {}
+    for i, step in enumerate(steps):
+        read = {}
+        for port_name, port in step.stage.inputs.items():
+            read[port_name] = name = step.inputs.get(port_name, port_name)
+            if name not in made and port.type is str and (not port.optional or port_name in step.inputs):
+                wanted.setdefault(name, f"steps[{i}] ({step.id})")
+        made |= {_output(step, port_name, read) for port_name in step.stage.outputs}
+    return wanted
+
+
+def _output(step: Step, port_name: str, read: Mapping[str, str]) -> str:
+    """What an output is called: as the step says, else like the input it replaces, else like its port."""
+    replaces = step.stage.outputs[port_name].replaces
+    return step.outputs.get(port_name) or (read.get(replaces, port_name) if replaces else port_name)
+
+
 def bind(steps: Iterable[Step], given: Mapping[str, type]) -> tuple[Bound, ...]:
     """Tie ports to names and check their types before anything is read.
 
@@ -67,8 +87,7 @@ def bind(steps: Iterable[Step], given: Mapping[str, type]) -> tuple[Bound, ...]:
             inputs[port_name] = name
         outputs = {}
         for port_name, port in step.stage.outputs.items():
-            name = step.outputs.get(port_name) or (inputs.get(port.replaces, port_name) if port.replaces else port_name)
-            outputs[port_name] = name
+            outputs[port_name] = name = _output(step, port_name, inputs)
             known[name] = port.type
         tied.append((step, inputs, outputs))
     last = {name: i for i, (_, inputs, outputs) in enumerate(tied) for name in (*outputs.values(), *inputs.values())}

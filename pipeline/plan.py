@@ -9,9 +9,8 @@ from pathlib import Path
 from skydelta.errors import InputError, SkydeltaError
 from skydelta.io.fits.reader import open_file, split_extension
 from skydelta.kernels.backend import Backend, cuda_device_count, resolve
-from skydelta.pipeline.graph import Bound, bind
+from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
-from skydelta.pipeline.runner import companions
 from skydelta.pipeline.workflow import Workflow
 
 
@@ -51,22 +50,24 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     ConfigError, InputError, DeviceError
         The workflow itself cannot run. Faults of single inputs are collected in ``problems``.
     """
-    items = items_of(flow.inputs, id_)
-    bound = bind(flow.steps, dict.fromkeys(items[0].inputs, str))
+    wanted = external(flow.steps)
+    bound = bind(flow.steps, dict.fromkeys(wanted, str))
+    items = items_of(flow.inputs, wanted, id_)
     backend = resolve(flow.run.device)
     why = "asked for" if backend.asked != "auto" else cuda_device_count()[1] or "a CUDA device is there"
     problems, total, largest = [], 0, 0
-    extra = companions(flow)
-    for path in extra:
-        try:
-            total += _size(path)
-        except SkydeltaError as e:
-            problems.append(str(e))
+    for step in flow.steps:
+        for key, source in step.files(flow.folder).items():
+            try:
+                total += _size(source)
+                _shapes(source)
+            except SkydeltaError as e:
+                problems.append(f"steps.{step.id}.{key}: {e}")
     for item in items:
         pixels = 0
-        for name, source in item.inputs.items():
+        for source in item.inputs.values():
             try:
-                total += _size(item.files()[name])
+                total += _size(source)
                 pixels = max(pixels, _pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
@@ -77,17 +78,24 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     return Plan(items, bound, backend, why, total, largest, tuple(problems))
 
 
-def _size(path: Path) -> int:
+def _size(source: str) -> int:
     try:
-        return path.stat().st_size
+        return Path(split_extension(source)[0]).stat().st_size
     except OSError as e:
-        raise InputError(f"{path}: {(e.strerror or str(e)).lower()}") from None
+        raise InputError(f"{source}: {(e.strerror or str(e)).lower()}") from None
+
+
+def _shapes(source: str) -> list[tuple[int, ...]]:
+    """Shapes of the images in FILE, or of the one that FILE[EXT] names; headers are read, not pixels."""
+    path, extension = split_extension(source)
+    with open_file(path) as file:
+        hdus = file.hdus if extension is None else [file.find(extension)]
+        return [h.shape for h in hdus if h.is_image and not h.fault]
 
 
 def _pixels(source: str) -> int:
-    """Pixels of the largest two-dimensional image a file holds; its headers are read, not its pixels."""
-    shapes = [h.shape for h in open_file(split_extension(source)[0]).hdus if h.is_image and not h.fault and h.shape]
-    planes = [s[0] * s[1] for s in shapes if len(s) == 2]
+    """Pixels of the largest two-dimensional image of FILE or FILE[EXT]."""
+    planes = [s[0] * s[1] for s in _shapes(source) if len(s) == 2]
     if not planes:
         raise InputError(f"{source}: no two-dimensional image")
     return max(planes)

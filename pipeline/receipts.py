@@ -8,14 +8,16 @@ import fcntl
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from skydelta.errors import ConfigError
+from skydelta.io.fits.reader import split_extension
+from skydelta.io.storage import write_bytes
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.workflow import Workflow
 
@@ -43,19 +45,9 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let ``write`` fill a scratch file beside ``path``, then rename it: the file is whole or absent."""
-    scratch = path.with_name(f".{path.name}.part")
-    write(scratch)
-    with scratch.open("rb") as f:
-        os.fsync(f.fileno())
-    scratch.replace(path)
-
-
 def write_json(path: Path, data: Any) -> None:
     """Write an object as JSON, whole or not at all."""
-    text = json.dumps(plain(data), indent=1) + "\n"
-    write_atomically(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
+    write_bytes(path, (json.dumps(plain(data), indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -80,7 +72,9 @@ class RunFolder:
         return self.item(item) / "receipt.json"
 
     def open(self, workflow: Workflow, overwrite: bool) -> None:
-        """Make the folder, or accept it as an earlier run of the same workflow.
+        """Accept the folder when it is empty or an earlier run of the same workflow.
+
+        To overwrite the run of another workflow removes its items.
 
         Raises
         ------
@@ -88,19 +82,16 @@ class RunFolder:
             The folder holds a run of another workflow, or files that are no run.
         """
         earlier = read_json(self.root / "run.json")
-        if (
-            earlier is None
-            and self.root.is_dir()
-            and any(p.name != ".lock" for p in self.root.iterdir())
-            and not overwrite
-        ):
-            raise ConfigError(f"{self.root}: not empty and no run; choose another folder, or --overwrite")
-        if earlier is not None and not overwrite and earlier.get("workflow") != plain(workflow.described()):
-            raise ConfigError(
-                f"{self.root}: holds a run of another workflow or configuration ({earlier.get('name')!r}); "
-                "choose another folder, or --overwrite"
-            )
-        (self.root / "items").mkdir(parents=True, exist_ok=True)
+        if earlier is None:
+            if not overwrite and any(not p.name.startswith(".") for p in self.root.iterdir()):
+                raise ConfigError(f"{self.root}: not empty and no run; choose another folder, or --overwrite")
+        elif earlier.get("workflow") != plain(workflow.described()):
+            if not overwrite:
+                raise ConfigError(
+                    f"{self.root}: holds a run of another workflow or configuration ({earlier.get('name')!r}); "
+                    "choose another folder, or --overwrite"
+                )
+            shutil.rmtree(self.root / "items", ignore_errors=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -109,15 +100,24 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            Another process is running in this folder.
+            Another process is running in this folder, or the folder cannot be written to.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as f:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = (self.root / ".lock").open("w")
+        except OSError as e:
+            raise ConfigError(f"{self.root}: cannot be written to: {e.strerror or e}") from None
+        with lock:
             try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"{self.root}: another process is running in this folder") from None
             yield
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every receipt in the folder, by id: also those of earlier runs of the same workflow."""
+        found = (read_json(path) for path in (self.root / "items").glob("*/receipt.json"))
+        return sorted((r for r in found if r is not None), key=lambda r: r["id"])
 
     def done(self, item: WorkItem, identity: str) -> dict[str, Any] | None:
         """The receipt of an item that is done: same identity, every output there with its recorded bytes."""
@@ -132,14 +132,20 @@ class RunFolder:
         return receipt
 
 
-def identity(workflow: Workflow, item: WorkItem, extra: list[Path]) -> str:
-    """What an item's results depend on: steps with their configuration and versions, and the bytes of the inputs."""
-    inputs = {name: digest(path) if path.is_file() else None for name, path in sorted(item.files().items())}
-    inputs |= {f"plane {i}": digest(path) for i, path in enumerate(extra) if path.is_file()}
-    text = json.dumps({"workflow": plain(workflow.described()), "inputs": inputs, "hdus": _hdus(item)}, sort_keys=True)
+def identity(workflow: Workflow, item: WorkItem) -> str:
+    """What an item's results depend on: steps with their configuration and versions, and the bytes of all files."""
+    files = dict(item.inputs)
+    for step in workflow.steps:
+        files |= {f"steps.{step.id}.{key}": path for key, path in step.files(workflow.folder).items()}
+    contents = {name: _content(path) for name, path in files.items()}
+    text = json.dumps({"workflow": plain(workflow.described()), "files": contents}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hdus(item: WorkItem) -> dict[str, str]:
-    """The ``[EXT]`` part of each input: it decides what is read, the folder does not."""
-    return {name: path[len(str(item.files()[name])) :] for name, path in item.inputs.items()}
+def _content(source: str) -> tuple[str, str]:
+    """What is read from FILE or FILE[EXT]: the digest of its bytes, empty when it cannot be read, and EXT."""
+    path, extension = split_extension(source)
+    try:
+        return digest(Path(path)), extension or ""
+    except OSError:
+        return "", extension or ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import platform
 import shutil
@@ -16,22 +17,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from astropy.table import Table, vstack
+from astropy.table import Table, TableMergeError, vstack
+from astropy.units import UnitConversionError
 from threadpoolctl import threadpool_limits
 
 from skydelta import __version__
 from skydelta.errors import ExitCode, SkydeltaError
 from skydelta.io.catalog import Catalog
+from skydelta.io.storage import write_bytes
 from skydelta.kernels.backend import Backend, resolve
+from skydelta.kernels.core.devices import active
 from skydelta.pipeline import receipts
 from skydelta.pipeline.events import Hub, JsonLines, Listener, ProgressBar
 from skydelta.pipeline.executors.base import Executor
 from skydelta.pipeline.executors.serial import Serial
-from skydelta.pipeline.graph import Bound, bind
+from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
-from skydelta.pipeline.workflow import Workflow, load
+from skydelta.pipeline.workflow import Step, Workflow, load
 from skydelta.stages.base import Context
 
 log = logging.getLogger(__name__)
@@ -52,9 +56,6 @@ SUMMARY = (
 )
 """Metrics that become columns of ``summary.ecsv``."""
 
-COMPANIONS = ("variance", "sigma", "weight", "mask", "psf")
-"""Options of ``load`` that name further files: their bytes belong to an item's identity."""
-
 
 @dataclass(frozen=True)
 class RunResult:
@@ -64,7 +65,7 @@ class RunResult:
     ----------
     out : Path
     receipts : tuple of dict
-        One for each item, in the order of the items.
+        One for each item of this run, in the order of the items; with ``resumed`` when it was done before.
     exit_code : ExitCode
     """
 
@@ -84,7 +85,7 @@ class RunResult:
 def run(
     workflow: str | Path | Workflow,
     *,
-    inputs: Mapping[str, str | Path] | None = None,
+    inputs: Mapping[str, str | Path | list[str]] | None = None,
     out: str | Path,
     device: str | None = None,
     set_: Iterable[str] = (),
@@ -102,7 +103,7 @@ def run(
     workflow : str, Path or Workflow
         A TOML file or the name of a shipped workflow (``difference``).
     inputs : mapping, optional
-        ``{"science": path, "reference": path}`` or ``{"table": path}``; replaces the file's.
+        ``{"science": path, "reference": path}``, lists of paths, or ``{"table": path}``; replaces the file's.
     out : str or Path
         Folder of the run.
     device : str, optional
@@ -124,8 +125,9 @@ def run(
         Before anything runs. Failures of items are in their receipts and in ``exit_code``.
     """
     flow = workflow if isinstance(workflow, Workflow) else load(workflow, set_=set_, inputs=inputs, device=device)
-    items = items_of(flow.inputs, id_)[:limit]
-    bound = bind(flow.steps, dict.fromkeys(items[0].inputs, str))
+    wanted = external(flow.steps)
+    bound = bind(flow.steps, dict.fromkeys(wanted, str))
+    items = items_of(flow.inputs, wanted, id_)[:limit]
     backend = resolve(flow.run.device)
     folder = RunFolder(Path(out))
     with folder.locked():
@@ -146,7 +148,7 @@ def run(
         finally:
             hub.tell("run_done", items=len(done))
             hub.close()
-            finish(folder, done)
+            finish(folder)
     return RunResult(folder.root, tuple(done), exit_code(done, len(items)))
 
 
@@ -160,24 +162,37 @@ def exit_code(done: list[dict[str, Any]], asked: int) -> ExitCode:
     return ExitCode.NOTHING_USABLE if len(failed) == asked else ExitCode.SOME_FAILED
 
 
-def finish(folder: RunFolder, done: list[dict[str, Any]]) -> None:
-    """Write what covers all items: summary, combined catalogue, report."""
-    if not done:
+def finish(folder: RunFolder) -> None:
+    """Write what covers all items in the folder: summary, combined catalogue, report."""
+    found = folder.all()
+    if not found:
         return
-    summary = Table(rows=[_summary_row(r) for r in done])
-    receipts.write_atomically(folder.root / "summary.ecsv", partial(summary.write, format="ascii.ecsv", overwrite=True))
+    summary = io.StringIO()
+    Table(rows=[_summary_row(r) for r in found]).write(summary, format="ascii.ecsv")
+    write_bytes(folder.root / "summary.ecsv", summary.getvalue().encode())
     parts = []
-    for r in done:
+    for r in found:
         path = folder.root / "items" / r["id"] / "catalog.ecsv"
         if r["status"] == "done" and path.is_file():
             part = Catalog.load(path)
             part.add_column([r["id"]] * len(part), name="item", index=0)
             parts.append(part)
-    if parts:
-        filled = [p for p in parts if len(p)] or parts[:1]
-        combined = Catalog(vstack(filled, metadata_conflicts="silent"))
-        combined.save(folder.root / "catalog.parquet")
+    _combine(parts, folder.root / "catalog.parquet")
     write_report(folder.root)
+
+
+def _combine(parts: list[Catalog], path: Path) -> None:
+    """Write the catalogues of all items as one; there is none when their units do not go together."""
+    path.unlink(missing_ok=True)
+    filled = [p for p in parts if len(p)] or parts[:1]
+    if not filled:
+        return
+    try:
+        combined = vstack(filled, metadata_conflicts="silent")
+    except (TableMergeError, UnitConversionError) as e:
+        log.warning("%s: not written, the catalogues of the items cannot be one table: %s", path, e)
+        return
+    Catalog(combined).save(path)
 
 
 def _summary_row(receipt: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +217,7 @@ def _provenance(flow: Workflow, backend: Backend, items: tuple[WorkItem, ...]) -
         "name": flow.name,
         "version": __version__,
         "workflow": flow.described(),
+        "files": {s.id: files for s in flow.steps if (files := s.files(flow.folder))},
         "device": {"asked": backend.asked, "used": backend.name},
         "executor": flow.run.executor,
         "items": [i.id for i in items],
@@ -224,16 +240,16 @@ def _run_or_resume(
     item: WorkItem,
 ) -> dict[str, Any]:
     """The receipt of one item: an earlier one that still holds, or a fresh one."""
-    who = receipts.identity(flow, item, companions(flow))
+    who = receipts.identity(flow, item)
     earlier = None if overwrite else folder.done(item, who)
     if earlier is not None:
         hub.tell("item_resumed", item.id)
-        return earlier
+        return earlier | {"resumed": True}
     target = folder.item(item)
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     hub.tell("item_started", item.id)
-    receipt = run_item(bound, item, backend, target, hub)
+    receipt = run_item(bound, item, backend, target, hub, flow.folder)
     receipt["identity"] = who
     receipt["outputs"] = {p.name: receipts.digest(p) for p in sorted(target.iterdir()) if p.is_file()}
     receipts.write_json(folder.receipt(item), receipt)
@@ -244,48 +260,41 @@ def _run_or_resume(
     return receipts.read_json(folder.receipt(item)) or receipt
 
 
-def companions(flow: Workflow) -> list[Path]:
-    """Files named by the steps themselves (planes beside the images)."""
-    named = []
-    for step in flow.steps:
-        config = step.stage.config.model_dump()
-        named += [config[k] for k in COMPANIONS if isinstance(config.get(k), str)]
-    return sorted({WorkItem("x", {"p": n}).files()["p"] for n in named})
-
-
-def run_item(bound: tuple[Bound, ...], item: WorkItem, backend: Backend, out: Path, hub: Hub) -> dict[str, Any]:
+def run_item(
+    bound: tuple[Bound, ...], item: WorkItem, backend: Backend, out: Path, hub: Hub, base: Path | None = None
+) -> dict[str, Any]:
     """Take one item through all steps on one backend; whatever happens is in the receipt it returns."""
     values: dict[str, Any] = dict(item.inputs)
     steps: list[dict[str, Any]] = []
-    failures: list[tuple[str, SkydeltaError]] = []
+    failures: list[tuple[Step, SkydeltaError]] = []
     error: dict[str, Any] | None = None
     begin = time.perf_counter()
-    with threadpool_limits(limits=1, user_api="blas"):
+    with active(backend), threadpool_limits(limits=1, user_api="blas"):
         for b in bound:
             raised = {name: text for step in steps for name, text in step["flags"].items()}
-            ctx = Context(backend, id=item.id, out=out, earlier=raised)
+            ctx = Context(backend, id=item.id, out=out, base=base, earlier=raised)
             hub.tell("step_started", item.id, b.step.id)
             wall, cpu = time.perf_counter(), time.process_time()
             try:
                 result = b.step.stage.execute(ctx, {port: values[name] for port, name in b.inputs.items()})
                 backend.synchronize()
-            except SkydeltaError as e:
-                error = _error(b.step.id, e)
             except Exception as e:
                 log.debug("step %s", b.step.id, exc_info=True)
-                error = _error(b.step.id, e)
+                error = _error(b.step, e)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             steps.append(
                 {
                     "id": b.step.id,
                     "stage": b.step.stage.name,
+                    "version": b.step.stage.version,
+                    "config": b.step.stage.config.model_dump(mode="json"),
                     "seconds": round(wall, 4),
                     "cpu_seconds": round(cpu, 4),
                     "metrics": ctx.metrics,
                     "flags": ctx.flags,
                 }
             )
-            failures += [(b.step.id, f) for f in ctx.failures]
+            failures += [(b.step, f) for f in ctx.failures]
             if error is not None:
                 break
             values |= {name: result[port] for port, name in b.outputs.items()}
@@ -306,18 +315,23 @@ def run_item(bound: tuple[Bound, ...], item: WorkItem, backend: Backend, out: Pa
     }
 
 
-def _error(step: str, e: Exception) -> dict[str, Any]:
+def _error(step: Step, e: Exception) -> dict[str, Any]:
+    """An error as the receipt has it: the step, one line, the exit code of a run of one item, the numbers behind it."""
     if isinstance(e, SkydeltaError):
-        message = str(e)
-        if not message.startswith(step):
-            message = f"{step}: {message}"
-        return {"step": step, "message": message, "exit_code": int(e.exit_code), "numbers": e.numbers}
+        message = str(e).removeprefix(f"{step.stage.name}: ")
+        return {
+            "step": step.id,
+            "message": f"{step.id}: {message}",
+            "exit_code": int(e.exit_code),
+            "numbers": e.numbers,
+        }
     last = traceback.extract_tb(e.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
+    what = "out of memory" if isinstance(e, MemoryError) else f"unexpected {type(e).__name__}"
     return {
-        "step": step,
-        "message": f"{step}: unexpected {type(e).__name__}: {e} ({where})",
-        "exit_code": int(ExitCode.SOME_FAILED),
+        "step": step.id,
+        "message": f"{step.id}: {what}: {' '.join(str(e).split())} ({where})",
+        "exit_code": int(ExitCode.DEVICE if isinstance(e, MemoryError) else ExitCode.SOME_FAILED),
         "numbers": {},
         "traceback": traceback.format_exc(),
     }

@@ -41,9 +41,10 @@ class WorkflowFile(_Strict):
 
     version: Literal[1] = Field(description="Version of this format.")
     name: str = Field(min_length=1, description="Name of the workflow; recorded in the run.")
-    inputs: dict[str, str] = Field(
+    inputs: dict[str, str | list[str]] = Field(
         default_factory=dict,
-        description="Paths by name (`science`, `reference`), or `table`: a file with columns id and one for each name.",
+        description="Paths by name (`science`, `reference`), one or a list; or `table`: a file with columns id and one "
+        "for each name.",
     )
     run: RunOptions = Field(default_factory=RunOptions)
     steps: list[dict[str, Any]] = Field(min_length=1, description="Stages in order.")
@@ -68,15 +69,20 @@ class Step:
     outputs: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """Everything that decides what this step computes, JSON-able: part of an item's identity."""
+        """Everything but files that decides what this step computes, JSON-able: part of an item's identity."""
         return {
             "id": self.id,
             "stage": self.stage.name,
             "version": self.stage.version,
             "inputs": dict(self.inputs),
             "outputs": dict(self.outputs),
-            "config": self.stage.config.model_dump(mode="json"),
+            "config": self.stage.config.model_dump(mode="json", exclude=set(self.stage.files)),
         }
+
+    def files(self, base: Path) -> dict[str, str]:
+        """Settings that name files, and the files (FILE or FILE[EXT]); relative ones are under ``base``."""
+        named = self.stage.config.model_dump(include=set(self.stage.files), exclude_none=True)
+        return {key: str(base / path) for key, path in named.items()}
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,14 @@ class Workflow:
     Attributes
     ----------
     inputs : dict
-        Name to path; absolute.
+        Name to path, or to a list of them; absolute.
+    folder : Path
+        What relative paths in the steps are relative to.
     """
 
     name: str
-    inputs: Mapping[str, Path]
+    inputs: Mapping[str, str | list[str]]
+    folder: Path
     run: RunOptions
     steps: tuple[Step, ...]
 
@@ -117,7 +126,7 @@ def load(
     source: str | Path,
     *,
     set_: Iterable[str] = (),
-    inputs: Mapping[str, str | Path] | None = None,
+    inputs: Mapping[str, str | Path | list[str]] | None = None,
     device: str | None = None,
 ) -> Workflow:
     """Read and check a workflow.
@@ -125,11 +134,12 @@ def load(
     Parameters
     ----------
     source : str or Path
-        A file, or the name of a shipped workflow.
+        A file, or the name of a shipped workflow, which comes first (``./name`` is the file).
     set_ : iterable of str
-        Overrides ``path=value``: ``steps.match.order=3``, ``run.device=cpu``, ``inputs.science=a.fits``.
+        Overrides ``path=value``: ``steps.match.order=3``, ``run.device=cpu``, ``inputs.science=a.fits``; paths in them
+        are relative to the current folder.
     inputs : mapping, optional
-        Paths by name, relative to the current folder; they replace the file's.
+        Paths by name, one or a list, relative to the current folder; they replace the file's.
     device : str, optional
         Replaces ``run.device``.
 
@@ -143,42 +153,57 @@ def load(
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{label}: not TOML: {e}") from None
-    given = {k: str(Path(v).absolute()) for k, v in (inputs or {}).items()}
+    _checked(label, data)
     for assignment in set_:
         _override(data, assignment)
-    if given:
-        data["inputs"] = given if "table" in given else {**_without_table(data.get("inputs", {})), **given}
+    if inputs:
+        data["inputs"] = _with(data.get("inputs", {}), {k: _absolute(v) for k, v in inputs.items()})
     if device is not None:
         data.setdefault("run", {})["device"] = device
-    try:
-        file = WorkflowFile(**data)
-    except ValidationError as e:
-        raise ConfigError(f"{label}: {explain(e)}") from None
+    file = _checked(label, data)
     steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps))
     seen: set[str] = set()
     for i, step in enumerate(steps):
         if step.id in seen:
             raise ConfigError(f"{label}: steps[{i}].id: {step.id!r} is used twice; give the step an id of its own")
         seen.add(step.id)
-    paths = {name: folder / path for name, path in file.inputs.items()}
-    return Workflow(file.name, paths, file.run, steps)
+    paths = {
+        name: [str(folder / p) for p in path] if isinstance(path, list) else str(folder / path)
+        for name, path in file.inputs.items()
+    }
+    return Workflow(file.name, paths, folder, file.run, steps)
+
+
+def _checked(label: str, data: Mapping[str, Any]) -> WorkflowFile:
+    try:
+        return WorkflowFile.model_validate(data)
+    except ValidationError as e:
+        raise ConfigError(f"{label}: {explain(e)}") from None
 
 
 def _open(source: str | Path) -> tuple[str, Path, str]:
     """Label for messages, folder that paths are relative to, and the text."""
     path = Path(source)
-    if isinstance(source, str) and not path.suffix and not path.exists():
-        if source not in shipped():
-            raise ConfigError(f"workflow {source!r}: no such file, and the shipped ones are {', '.join(shipped())}")
+    if isinstance(source, str) and source in shipped():
         return source, Path.cwd(), text_of(source)
+    if isinstance(source, str) and not path.suffix and not path.exists():
+        raise ConfigError(f"workflow {source!r}: no such file, and the shipped ones are {', '.join(shipped())}")
     try:
         return str(source), path.absolute().parent, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"workflow {source}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
 
 
-def _without_table(inputs: Any) -> dict[str, Any]:
-    return {k: v for k, v in inputs.items() if k != "table"} if isinstance(inputs, dict) else {}
+def _with(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs with some replaced: a table replaces all the others, the others replace a table."""
+    return dict(new) if "table" in new else {**{k: v for k, v in old.items() if k != "table"}, **new}
+
+
+def _absolute(path: Any) -> Any:
+    """Paths relative to the current folder; what is no path is left to the check of the file."""
+    if isinstance(path, list | tuple):
+        return [_absolute(p) for p in path]
+    return str(Path(path).absolute()) if isinstance(path, str | Path) else path
 
 
 def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
@@ -230,14 +255,25 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         if len(keys) != 3:
             raise ConfigError(f"--set {assignment!r}: steps.<id or stage>.<key>=value is needed")
         for step in hit:
-            step[keys[2]] = value
+            names_file = isinstance(step.get("stage"), str) and keys[2] in _files_of(step["stage"])
+            step[keys[2]] = _absolute(value) if names_file else value
+        return
+    if keys[0] == "inputs" and len(keys) == 2:
+        data["inputs"] = _with(data.get("inputs", {}), {keys[1]: _absolute(value)})
         return
     table = data
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {assignment!r}: {key!r} is no table")
-    table[keys[-1]] = str(Path(value).absolute()) if keys[0] == "inputs" else value
+    table[keys[-1]] = value
+
+
+def _files_of(stage: str) -> tuple[str, ...]:
+    try:
+        return get(stage).files
+    except ConfigError:
+        return ()  # the check of the step says what is wrong with it
 
 
 def schema() -> dict[str, Any]:

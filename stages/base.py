@@ -99,13 +99,15 @@ class Stage(Generic[C]):
     """Base of all stages.
 
     Subclasses set ``name``, ``version``, ``inputs``, ``outputs`` and implement ``run``, which does no I/O and keeps
-    no state. Called directly, a stage is a function: ``Align(method="lanczos3")(image, onto=science)``.
+    no state. Called directly, a stage is a function: ``Align(method="lanczos3")(image, onto=science)``. ``files``
+    lists the settings that name further files: their bytes, not their paths, decide whether a result still holds.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     inputs: ClassVar[Mapping[str, Port]]
     outputs: ClassVar[Mapping[str, Port]]
+    files: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: C | None = None, **parameters: Any) -> None:
         if config is None:

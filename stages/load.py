@@ -40,6 +40,7 @@ class Load(Stage[LoadConfig]):
     version = 1
     inputs = {"path": Port(str, "FILE or FILE[EXT]")}
     outputs = {"image": Port(Exposure, "what was read", replaces="path")}
+    files = ("variance", "sigma", "weight", "mask", "psf")
 
     def memory(self, shape: tuple[int, int]) -> int:
         """Planes of the result; reading itself happens on the host."""
@@ -47,7 +48,7 @@ class Load(Stage[LoadConfig]):
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
         config = self.config.model_dump()
-        for name in ("variance", "sigma", "weight", "mask", "psf"):
+        for name in self.files:
             if config[name] is not None:
                 config[name] = _under(ctx.base, config[name])
         exposure = read(_under(ctx.base, path), **config, device=ctx.backend.name)
