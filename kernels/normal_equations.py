@@ -14,6 +14,7 @@ from scipy import linalg
 
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
+from skydelta.kernels.polynomial import polynomial_terms
 
 BASIS = register(
     KernelSpec(
@@ -67,15 +68,18 @@ class StampSums:
         sum w T^2.
     pixels : (n,)
         Number of pixels with weight.
-    noise : (n, t, t)
-        Expected part of q that comes from the noise of the convolved image, not from its signal.
+    level : (n,)
+        sum w V, V the variance of the convolved image.
+    gram : (t, t)
+        Covariance of the planes for unit noise: level * gram is the part of q its noise makes.
     """
 
     q: np.ndarray
     r: np.ndarray
     y: np.ndarray
     pixels: np.ndarray
-    noise: np.ndarray
+    level: np.ndarray
+    gram: np.ndarray
 
     def chi2(self, c: np.ndarray) -> np.ndarray:
         """sum w (T - c X)^2 of every stamp for local coefficients c (n, t)."""
@@ -89,7 +93,8 @@ def stamp_sums(
     weight: Array,
     variance: Array,
     gram: np.ndarray,
-    background: np.ndarray,
+    uv: tuple[np.ndarray, np.ndarray],
+    order: int,
     rows: np.ndarray,
     columns: np.ndarray,
     pairs: np.ndarray,
@@ -107,8 +112,10 @@ def stamp_sums(
         Of the image to convolve.
     gram : float64 (n_b, n_b)
         Covariance of the basis planes for unit noise: sum_u B_b(u) (rho (x) B_b')(u).
-    background : float64 (n, n_q, m, m)
-        Background terms at the pixels.
+    uv : float64 (n, m), float64 (n, m)
+        Field coordinates in [-1, 1] of the columns and the rows of each stamp.
+    order : int
+        Total degree of the background.
     rows, columns, pairs
         As in `stamp_basis`.
     transform : float64 (n_b, n_b)
@@ -123,7 +130,8 @@ def stamp_sums(
         planes = stamp_basis(stamps[cut], rows, columns, pairs)
         n, nb = planes.shape[:2]
         planes = xp.matmul(t_device, planes.reshape(n, nb, -1))
-        terms = backend.asarray(background[cut]).reshape(n, background.shape[1], -1)
+        u, v = (backend.asarray(a[cut]) for a in uv)
+        terms = polynomial_terms(u[:, None, :], v[:, :, None], order).reshape(-1, n, planes.shape[2]).transpose(1, 0, 2)
         x = xp.concatenate([planes, terms], axis=1)
         w = weight[cut].reshape(n, 1, -1).astype(np.float64)
         t = target[cut].reshape(n, 1, -1).astype(np.float64)
@@ -141,9 +149,9 @@ def stamp_sums(
             ]
         )
     q, r, y, pixels, level = (np.concatenate(p) for p in zip(*parts, strict=True))
-    noise = np.zeros_like(q)
-    noise[:, : len(gram), : len(gram)] = level[:, None, None] * gram
-    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels, noise)
+    full = np.zeros(q.shape[1:])
+    full[: len(gram), : len(gram)] = gram
+    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels, level, full)
 
 
 @dataclass(frozen=True)
@@ -182,9 +190,14 @@ def assemble(sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray) 
     -------
     float64 (size, size), float64 (size,)
     """
-    f = phi[use]
+    f, t = phi[use], layout.free.shape[0]
+    n_p = f.shape[1]
+    one, two = np.triu_indices(n_p)
+    half = (f[:, one] * f[:, two]).T @ sums.q[use].reshape(len(f), -1)
+    blocks = np.empty((n_p, n_p, t, t))
+    blocks[one, two] = blocks[two, one] = half.reshape(-1, t, t)
     b = (sums.r[use].T @ f).reshape(-1)[layout.free.ravel()]
-    return _kronecker(f, sums.q[use], layout), b
+    return _restricted(blocks, layout), b
 
 
 def undiluted(
@@ -196,16 +209,16 @@ def undiluted(
     pulls the kernel towards zero (errors in variables; Fuller 1987, section 1.2). Solving with A - N is exact on
     average but unstable where the data say little; the first order at most doubles such a component.
     """
-    return a + inverse @ (_kronecker(phi[use], sums.noise[use], layout) @ a)
+    f = phi[use]
+    blocks = np.einsum("pq,ij->pqij", (f * sums.level[use, None]).T @ f, sums.gram)
+    return a + inverse @ (_restricted(blocks, layout) @ a)
 
 
-def _kronecker(phi: np.ndarray, blocks: np.ndarray, layout: Layout) -> np.ndarray:
-    """sum_s (phi_s phi_s^T) kron block_s, restricted to the free parameters."""
+def _restricted(blocks: np.ndarray, layout: Layout) -> np.ndarray:
+    """Blocks (n_p, n_p, t, t) as a matrix over the free parameters, local term slowest."""
     t, n_p = layout.free.shape
-    outer = np.einsum("np,nq->npq", phi, phi).reshape(len(phi), -1)
-    full = (outer.T @ blocks.reshape(len(phi), -1)).reshape(n_p, n_p, t, t).transpose(2, 0, 3, 1)
     keep = layout.free.ravel()
-    return full.reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
+    return blocks.transpose(2, 0, 3, 1).reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
 
 
 @dataclass(frozen=True)

@@ -50,78 +50,97 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Scored:
-    """One batch of tiles, float32 (n, size, size), and the whitened PSF stamps, float64 (n, 2 reach + 1, ...)."""
+    """One batch of tiles, float32 (n, size, size), and the whitened PSF stamps, float64 (n, 2 reach + 1, ...)"""
 
     whitened: Array
     variance: Array
     snr: Array
-    psf: np.ndarray
+    psf: Array
 
 
-def embed(stamps: np.ndarray, size: int) -> np.ndarray:
+def embed(stamps: Array, size: int) -> Array:
     """Stamps (n, h, w) as (n, size, size) arrays with their centre at pixel (0, 0), wrapped around."""
+    xp = backend_of(stamps).xp
     n, h, w = stamps.shape
-    out = np.zeros((n, size, size))
+    out = xp.zeros((n, size, size), stamps.dtype)
     out[:, :h, :w] = stamps
-    return np.roll(out, (-(h // 2), -(w // 2)), (1, 2))
+    return xp.roll(out, (-(h // 2), -(w // 2)), (1, 2))
 
 
-def cut(arrays: np.ndarray, half: int) -> np.ndarray:
+def cut(arrays: Array, half: int) -> Array:
     """The inverse of `embed`: (n, 2 half + 1, 2 half + 1)."""
-    return np.roll(arrays, (half, half), (1, 2))[:, : 2 * half + 1, : 2 * half + 1]
-
-
-def _power(correlation: np.ndarray | None, size: int) -> np.ndarray | float:
-    """Noise power spectrum of unit variance noise on the half plane of rfft2."""
-    if correlation is None:
-        return 1.0
-    p = np.fft.rfft2(embed(correlation[None], size))[0].real
-    return np.maximum(p, FLOOR * p.max())
+    return backend_of(arrays).xp.roll(arrays, (half, half), (1, 2))[:, : 2 * half + 1, : 2 * half + 1]
 
 
 @dataclass(frozen=True)
 class _Filters:
-    """Kernels on a small grid: whitening, its products and squares, in real space."""
+    """Kernels of a batch in real space, wrapped around (0, 0) of a small grid; ``own`` is cut out."""
 
-    own: np.ndarray
-    white2: np.ndarray
-    moved2: np.ndarray
-    exact_fixed: np.ndarray
-    exact_moved: np.ndarray
-
-
-def _spectrum(k: Kernels, match: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | float]:
-    """White filter on the half plane, and the two input power spectra."""
-    p_fixed, p_moved = _power(k.correlation_fixed, size), _power(k.correlation_moved, size)
-    noise = k.level_fixed[:, None, None] * p_fixed + k.level_moved[:, None, None] * np.abs(match) ** 2 * p_moved
-    noise = np.maximum(noise, FLOOR * noise.max(axis=(1, 2), keepdims=True))
-    return np.sqrt(noise[:, :1, :1] / noise), p_fixed, p_moved
+    own: Array
+    white2: Array
+    moved2: Array
+    exact_fixed: Array
+    exact_moved: Array
 
 
-def _filters(k: Kernels, size: int) -> _Filters:
+@dataclass(frozen=True)
+class _Spectra:
+    """What follows from the kernels on a grid of one size: rfft2 half planes, float64.
+
+    Attributes
+    ----------
+    match : (n, size, size / 2 + 1)
+    white : (n, size, size / 2 + 1)
+        Whitening filter.
+    fixed, moved : (size, size / 2 + 1) or None
+        Noise power of the inputs for unit variance; None is white.
+    """
+
+    match: Array
+    white: Array
+    fixed: Array | None
+    moved: Array | None
+
+
+def _spectra(backend: Backend, k: Kernels, size: int) -> _Spectra:
+    xp, fft = backend.xp, backend.fft
+
+    def power(correlation: np.ndarray | None) -> Array | None:
+        if correlation is None:
+            return None
+        p = fft.rfft2(embed(backend.asarray(correlation[None]), size))[0].real
+        return xp.maximum(p, FLOOR * p.max())
+
+    match = fft.rfft2(embed(backend.asarray(k.match), size))
+    fixed, moved = power(k.correlation_fixed), power(k.correlation_moved)
+    level_fixed, level_moved = (backend.asarray(a)[:, None, None] for a in (k.level_fixed, k.level_moved))
+    noise = level_fixed * (1.0 if fixed is None else fixed)
+    noise = noise + level_moved * xp.abs(match) ** 2 * (1.0 if moved is None else moved)
+    noise = xp.maximum(noise, FLOOR * noise.max(axis=(1, 2), keepdims=True))
+    return _Spectra(match, xp.sqrt(noise[:, :1, :1] / noise), fixed, moved)
+
+
+def _filters(backend: Backend, k: Kernels, size: int) -> _Filters:
     """All filters of a batch on a grid of ``size`` px (no image is touched)."""
+    fft = backend.fft
+    s = _spectra(backend, k, size)
 
-    def ft(a: np.ndarray) -> np.ndarray:
-        return np.fft.rfft2(a)
+    def back(a: Array) -> Array:
+        return fft.irfft2(a, (size, size))
 
-    def back(a: np.ndarray) -> np.ndarray:
-        return np.fft.irfft2(a, (size, size))
-
-    def squared(spectrum: np.ndarray, power: np.ndarray | float) -> np.ndarray:
+    def squared(spectrum: Array, power: Array | None) -> Array:
         """k(u) (rho (x) k)(u): what a smooth variance is convolved with."""
         a = back(spectrum)
-        return a * a if isinstance(power, float) else a * back(spectrum * power)
+        return a * a if power is None else a * back(spectrum * power)
 
-    match = ft(embed(k.match, size))
-    white, p_fixed, p_moved = _spectrum(k, match, size)
-    own = cut(back(ft(embed(k.psf, size)) * white), k.reach)
-    flipped = np.conj(ft(embed(own, size)))
+    own = cut(back(fft.rfft2(embed(backend.asarray(k.psf), size)) * s.white), k.reach)
+    flipped = backend.xp.conj(fft.rfft2(embed(own, size)))
     return _Filters(
         own,
-        squared(white, p_fixed),
-        squared(white * match, p_moved),
-        squared(flipped * white, p_fixed),
-        squared(flipped * white * match, p_moved),
+        squared(s.white, s.fixed),
+        squared(s.white * s.match, s.moved),
+        squared(flipped * s.white, s.fixed),
+        squared(flipped * s.white * s.match, s.moved),
     )
 
 
@@ -147,8 +166,8 @@ def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: K
     size = difference.shape[-1]
     reach = k.match.shape[-1] // 2 + max(k.psf.shape[-1] // 2, k.reach)
     small = min(size, max(SMALL, int(2 ** np.ceil(np.log2(4 * reach)))))
-    f = _filters(k, small)
-    white = _spectrum(k, np.fft.rfft2(embed(k.match, size)), size)[0]
+    f = _filters(backend, k, small)
+    white = _spectra(backend, k, size).white.astype(np.float32)
 
     def ft(a: Array) -> Array:
         return fft.rfft2(a)
@@ -156,14 +175,14 @@ def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: K
     def back(a: Array) -> Array:
         return fft.irfft2(a, (size, size))
 
-    def filter_of(wrapped: np.ndarray) -> Array:
+    def filter_of(wrapped: Array) -> Array:
         """Spectrum at full size of a real-space kernel given wrapped on the small grid."""
-        return ft(_enlarge(backend, wrapped, size))
+        return ft(_enlarge(wrapped, size))
 
-    own = backend.asarray(embed(f.own, size), np.float32)
+    own = embed(f.own.astype(np.float32), size)
     own_flipped, own2_flipped = xp.conj(ft(own)), xp.conj(ft(own * own))
     fixed_f, moved_f = ft(fixed), ft(moved)
-    whitened = back(ft(difference) * backend.asarray(white, np.float32))
+    whitened = back(ft(difference) * white)
     variance = back(filter_of(f.white2) * fixed_f + filter_of(f.moved2) * moved_f)
     # whitened sky has the level N(0); rounding beside very bright stars must not fall through it
     sky = k.level_fixed + k.level_moved * k.match.sum(axis=(1, 2)) ** 2
@@ -180,12 +199,12 @@ def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: K
     return Scored(xp.where(good, whitened, nan), xp.where(good, variance, nan), xp.where(valid, snr, nan), f.own)
 
 
-def _enlarge(backend: Backend, wrapped: np.ndarray, size: int) -> Array:
-    """Kernels wrapped around (0, 0) of a small grid, the same on a grid of ``size``."""
+def _enlarge(wrapped: Array, size: int) -> Array:
+    """Kernels wrapped around (0, 0) of a small grid, the same on a grid of ``size``; float32."""
     small = wrapped.shape[1]
     if small == size:
-        return backend.asarray(wrapped, np.float32)
-    return backend.asarray(embed(cut(wrapped, (small - 1) // 2), size), np.float32)
+        return wrapped.astype(np.float32)
+    return embed(cut(wrapped, (small - 1) // 2).astype(np.float32), size)
 
 
 MATCHED_TILE = 256

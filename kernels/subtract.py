@@ -12,30 +12,30 @@ SUBTRACT = FusedKernel(
     "subtract_images",
     (
         Step("subtract", ("fixed", "convolved", "factor"), ("raw",), twins.subtract, "subtract", _FILE),
+        Step("add_variance", ("fixed_variance", "spread"), ("sum",), twins.add_variance, "add_variance", _FILE),
         Step(
-            "add_variance",
-            ("fixed_variance", "spread", "factor2"),
-            ("raw_variance",),
-            twins.add_variance,
-            "add_variance",
+            "judge",
+            ("good", "kept", "least", "leak", "sum", "limit"),
+            ("reached", "usable"),
+            twins.judge,
+            "judge",
             _FILE,
         ),
-        Step("judge", ("good", "kept", "least"), ("usable",), twins.judge, "judge", _FILE),
-        Step("blank", ("raw", "raw_variance", "usable"), ("difference", "variance"), twins.blank, "blank", _FILE),
+        Step("blank", ("raw", "sum", "factor2", "usable"), ("difference", "variance"), twins.blank, "blank", _FILE),
     ),
     types={
         **dict.fromkeys(
-            ("fixed", "convolved", "factor", "raw", "fixed_variance", "spread", "factor2", "raw_variance", "kept"),
-            "float32",
+            ("fixed", "convolved", "factor", "raw", "fixed_variance", "spread", "factor2", "sum"), "float32"
         ),
-        **dict.fromkeys(("least", "difference", "variance"), "float32"),
-        **dict.fromkeys(("good", "usable"), "int32"),
+        **dict.fromkeys(("kept", "least", "leak", "limit", "difference", "variance"), "float32"),
+        **dict.fromkeys(("good", "reached", "usable"), "int32"),
     },
-    outputs=("difference", "variance", "usable"),
-    scalars=("factor", "factor2", "least"),
+    outputs=("difference", "variance", "reached", "usable"),
+    scalars=("factor", "factor2", "least", "limit"),
 )
-"""D = (F - C) factor and its variance (V_F + V_C) factor^2, NaN where ``usable`` is 0.
+"""D = (F - C) factor and its variance (V_F + V_C) factor^2, NaN where not ``usable``.
 
-Planes: fixed, convolved, fixed_variance, spread, kept (share of the kernel's weight on good pixels; float32), good
-(int32). Scalars: factor, factor2 (its square), least (smallest share that is usable).
+Planes: fixed, convolved, fixed_variance, spread, kept (share of the kernel's weight on good pixels), leak (what bad
+pixels may add to C), all float32; good (int32). Scalars: factor, factor2 (its square), least (smallest share kept),
+limit (largest leak^2 over the variance). ``reached``: the kernel touches bad pixels too hard, good or not.
 """

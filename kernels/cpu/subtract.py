@@ -14,16 +14,17 @@ def subtract(fixed, convolved, factor):
 
 
 @inline
-def add_variance(fixed, spread, factor):
-    return (fixed + spread) * factor
+def add_variance(fixed, spread):
+    return fixed + spread
 
 
 @inline
-def judge(good, kept, least):
-    return 1 if good != 0 and kept >= least else 0
+def judge(good, kept, least, leak, variance, limit):
+    reached = not kept >= least or leak * leak > limit * variance
+    return (1 if reached else 0), (1 if good != 0 and not reached else 0)
 
 
 @inline
-def blank(difference, variance, usable):
+def blank(difference, total, factor, usable):
     nan = np.float32(np.nan)
-    return (difference, variance) if usable != 0 else (nan, nan)
+    return (difference, total * factor) if usable != 0 else (nan, nan)

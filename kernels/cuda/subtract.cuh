@@ -8,13 +8,18 @@ HD void subtract(float fixed, float convolved, float factor, float& difference)
     difference = (fixed - convolved) * factor;
 }
 
-HD void add_variance(float fixed, float spread, float factor, float& variance) { variance = (fixed + spread) * factor; }
+HD void add_variance(float fixed, float spread, float& sum) { sum = fixed + spread; }
 
-// A pixel is usable when both images are good there and the kernel kept enough of its weight on good pixels.
-HD void judge(int good, float kept, float least, int& usable) { usable = good != 0 && kept >= least; }
+// The kernel reaches bad pixels: too much of its weight lies on them, or what may be wrong with their filling (`leak`)
+// shows against the noise.
+HD void judge(int good, float kept, float least, float leak, float variance, float limit, int& reached, int& usable)
+{
+    reached = !(kept >= least) || leak * leak > limit * variance;
+    usable = good != 0 && !reached;
+}
 
-HD void blank(float difference, float variance, int usable, float& difference_out, float& variance_out)
+HD void blank(float difference, float sum, float factor, int usable, float& difference_out, float& variance_out)
 {
     difference_out = usable ? difference : quiet_nan();
-    variance_out = usable ? variance : quiet_nan();
+    variance_out = usable ? sum * factor : quiet_nan();
 }

@@ -11,11 +11,12 @@ from pydantic import Field
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
-from skydelta.io.field import polynomial_exponents, polynomial_terms
+from skydelta.io.field import polynomial_exponents
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
 from skydelta.kernels.backend import Array
 from skydelta.kernels.convolve import convolve_field, convolve_tiles, fill_masked
+from skydelta.kernels.polynomial import chebyshev
 from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.difference.score import Inputs, score
@@ -23,6 +24,10 @@ from skydelta.stages.noise import correlated_square, correlation
 
 VARIANCE_TILE = 32
 """One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
+
+
+HIDDEN = 30.0
+"""A saturated pixel may hide this many times its value: stars of a few 10^6 electrons at a level of 5 10^4."""
 
 
 class DifferenceConfig(StageConfig):
@@ -33,6 +38,13 @@ class DifferenceConfig(StageConfig):
         gt=0,
         lt=1,
         description="Share of the kernel's absolute weight on bad pixels from which on a pixel is blanked.",
+    )
+
+    leak: float = Field(
+        0.3,
+        gt=0,
+        description="Standard deviations that the filling of bad pixels may add to a pixel through the kernel before "
+        "that pixel is blanked.",
     )
 
 
@@ -86,7 +98,8 @@ class Difference(Stage[DifferenceConfig]):
         rho_moved, rho_fixed = correlation(moved), correlation(fixed)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over
-        convolved = convolve_field(fill_masked(moved.image, good_moved), kernel.images, _factors(kernel, moved.shape))
+        filled = fill_masked(moved.image, good_moved)
+        convolved = convolve_field(filled, kernel.images, _factors(kernel, moved.shape))
         convolved += _background(backend, kernel, moved.shape)
         local = _tile_kernels(kernel, moved.shape)
         spread = convolve_tiles(
@@ -95,6 +108,7 @@ class Difference(Stage[DifferenceConfig]):
             VARIANCE_TILE,
         )
         weight = np.abs(local)
+        leak = convolve_tiles(_doubt(moved, filled, good_moved), backend.asarray(weight, np.float32), VARIANCE_TILE)
         weight /= weight.sum(axis=(2, 3), keepdims=True)
         kept = convolve_tiles(good_moved.astype(np.float32), backend.asarray(weight, np.float32), VARIANCE_TILE)
         sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / float(kernel.at(*kernel.domain.centre).sum()))
@@ -105,12 +119,14 @@ class Difference(Stage[DifferenceConfig]):
             spread=spread,
             good=(good_fixed & good_moved).astype(np.int32),
             kept=kept,
+            leak=leak,
             factor=sign * scale,
             factor2=scale**2,
             least=1 - self.config.lost_weight,
+            limit=self.config.leak**2,
         )
         image, variance, good = made["difference"], made["variance"], made["usable"] > 0
-        reached = kept < np.float32(1 - self.config.lost_weight)
+        reached = made["reached"] > 0
         mask, planes = self._mask(science, reference, forward, reached, kernel)
         mask = xp.where(good | ((mask & planes.invalid) != 0), mask, mask | planes.bit("NO_DATA"))
 
@@ -196,6 +212,17 @@ class Difference(Stage[DifferenceConfig]):
                 ctx.flag(f"correlated_noise_{role}", f"the {role} image's noise is correlated; its covariance is used")
 
 
+def _doubt(moved: Exposure, filled: Array, good: Array) -> Array:
+    """How wrong the filling of a bad pixel may be: as the light around it, or, saturated, as what it may hide."""
+    xp = moved.backend.xp
+    doubt = xp.abs(filled)
+    if moved.mask is not None:
+        saturated = (moved.mask & moved.planes.bit("SAT")) != 0
+        light = xp.where(xp.isfinite(moved.image), xp.abs(moved.image), np.float32(0))
+        doubt = xp.where(saturated, np.float32(HIDDEN) * xp.maximum(doubt, light), doubt)
+    return xp.where(good, np.float32(0), doubt)
+
+
 def _robust_std(xp: Any, values: Array) -> float:
     """1.4826 MAD: of the whole field, sources included, a check and never a divisor."""
     return float(1.4826 * xp.median(xp.abs(values - xp.median(values))))
@@ -204,7 +231,7 @@ def _robust_std(xp: Any, values: Array) -> float:
 def _factors(kernel: MatchKernel, shape: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """T_j(v) over the rows and T_i(u) over the columns for each spatial term."""
     u_, v = kernel.domain.uv(np.arange(shape[1]), np.zeros(1))[0], kernel.domain.uv(np.zeros(1), np.arange(shape[0]))[1]
-    tu, tv = _chebyshev(u_, kernel.order), _chebyshev(v, kernel.order)
+    tu, tv = chebyshev(u_, kernel.order), chebyshev(v, kernel.order)
     return [(tv[j], tu[i]) for i, j in polynomial_exponents(kernel.order)]
 
 
@@ -215,14 +242,8 @@ def _background(backend: Any, kernel: MatchKernel, shape: tuple[int, int]) -> Ar
     for (i, j), g in zip(polynomial_exponents(order), kernel.background, strict=True):
         table[j, i] = g
     u_, v = kernel.domain.uv(np.arange(shape[1]), np.zeros(1))[0], kernel.domain.uv(np.zeros(1), np.arange(shape[0]))[1]
-    rows = backend.asarray(_chebyshev(v, order).T @ table)
-    return (rows @ backend.asarray(_chebyshev(u_, order))).astype(np.float32)
-
-
-def _chebyshev(t: np.ndarray, order: int) -> np.ndarray:
-    """T_0 to T_order at t: float64 (order + 1, n)."""
-    terms = polynomial_terms(t, np.zeros_like(t), order)
-    return np.stack([terms[k] for k, (_, j) in enumerate(polynomial_exponents(order)) if j == 0])
+    rows = backend.asarray(np.stack(chebyshev(v, order), axis=1) @ table)
+    return (rows @ backend.asarray(np.stack(chebyshev(u_, order)))).astype(np.float32)
 
 
 def _tile_kernels(kernel: MatchKernel, shape: tuple[int, int]) -> np.ndarray:

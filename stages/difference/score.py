@@ -88,7 +88,7 @@ def score(planes: Inputs) -> tuple[Array, Array, Array, GridPsf]:
             for plane, values in zip(out, (scored.whitened, scored.variance, scored.snr), strict=True):
                 plane[tile.core.slices] = values[i, pad : pad + h, pad : pad + w]
     ny, nx = grid.counts
-    own = np.concatenate(stamps)
+    own = to_host(backend.xp.concatenate(stamps))
     psf = GridPsf(own.reshape(ny, nx, *own.shape[1:]), x[:nx], y[::nx])
     return out[0], out[1], out[2], psf
 
@@ -110,13 +110,13 @@ def _sky_levels(backend: Backend, padded: list[Any], tiles: list[Tile], size: in
     """
     xp = backend.xp
     every = max(1, size // 64)
+    cuts = [tuple(slice(s.start, s.stop, every) for s in _window(tile, size)) for tile in tiles]
+    good = xp.stack([padded[3][c] for c in cuts])
     levels = []
-    for tile in tiles:
-        rows, columns = (slice(s.start, s.stop, every) for s in _window(tile, size))
-        ok = padded[3][rows, columns]
-        pair = [xp.nanmedian(xp.where(ok, p[rows, columns], np.float32(np.nan))) for p in padded[1:3]]
-        levels.append(xp.stack(pair))
-    out = to_host(xp.stack(levels)).astype(float)
+    for plane in padded[1:3]:
+        values = xp.where(good, xp.stack([plane[c] for c in cuts]), np.float32(np.nan))
+        levels.append(to_host(xp.nanmedian(values.reshape(len(tiles), -1), axis=1)))
+    out = np.stack(levels, axis=1).astype(float)
     empty = ~(np.isfinite(out) & (out > 0)).all(axis=1)
     out[empty] = out[~empty].mean(axis=0) if not empty.all() else 1.0
     return out

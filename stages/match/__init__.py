@@ -11,7 +11,7 @@ from pydantic import Field
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
-from skydelta.io.field import Domain, polynomial_terms
+from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.normal_equations import stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -173,27 +173,22 @@ class Match(Stage[MatchConfig]):
         domain = Domain.of(sharp.shape)
         weight, slope = model_weights(sharp, broad, chosen, stamp, scale, width)
         o = np.arange(-stamp, stamp + 1)
-        psi = polynomial_terms(
-            *domain.uv(
-                chosen.x[:, None, None] + o[None, None, :] + 0 * o[None, :, None],
-                chosen.y[:, None, None] + o[None, :, None] + 0 * o[None, None, :],
-            ),
-            background_order,
-        ).transpose(1, 0, 2, 3)
+        uv = domain.uv(chosen.x[:, None] + o, chosen.y[:, None] + o)
         sums = stamp_sums(
             gather(sharp.image, chosen.x, chosen.y, stamp + half),
             gather(broad.image, chosen.x, chosen.y, stamp),
             weight,
             gather(sharp.variance, chosen.x, chosen.y, stamp),
             _noise_gram(basis, sharp),
-            psi,
+            uv,
+            background_order,
             basis.rows,
             basis.columns,
             basis.pairs,
             basis.transform,
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
-        free = layout(basis.size, psi.shape[1], order, self.config.photometric == "varying")
+        free = layout(basis.size, count_terms(background_order), order, self.config.photometric == "varying")
         result = fit(sums, phi, free, fitted, self.config.clip)
         kernel = _kernel(direction, basis.images(), result, chosen, order, background_order, domain)
         _report(ctx, kernel, result, chosen, slope, width)

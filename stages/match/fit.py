@@ -80,8 +80,9 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
         Robust standard deviations of the per-stamp chi2 above its median beyond which a stamp is dropped.
     """
     used = candidates.copy()
+    a, b = assemble(sums, phi, free, used)
     for _ in range(PASSES):
-        table = free.expand(solve_quickly(*assemble(sums, phi, free, used)))
+        table = free.expand(solve_quickly(a, b))
         chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
         centre = np.median(chi2[used])
         scatter = max(1.4826 * np.median(np.abs(chi2[used] - centre)), FLOOR * centre)
@@ -89,8 +90,9 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
         left = used & ~outlier
         if not outlier.any() or left.sum() < max(2, candidates.sum() // 2):
             break
-        used = left
-    solution = solve(*assemble(sums, phi, free, used))
+        gone_a, gone_b = assemble(sums, phi, free, outlier)
+        a, b, used = a - gone_a, b - gone_b, left
+    solution = solve(a, b)
     table = free.expand(undiluted(solution.parameters, solution.covariance, sums, phi, free, used))
     chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
     return Fit(solution, free, table, chi2, used)

@@ -13,6 +13,9 @@ from skydelta.stages.stars import Stars
 SEARCH = 25.0
 """Largest offset looked for, px."""
 
+BRIGHTEST = 400
+"""Stars of each list that take part."""
+
 ENOUGH = 4
 """Pairs below which the offset is not judged."""
 
@@ -58,7 +61,7 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     fs, fr = (t.flux[~t.saturated] for t in (science, reference))
     if not len(s) or not len(r):
         return _NOT_JUDGED
-    bright_s, bright_r = (np.argsort(-f, kind="stable")[:1000] for f in (fs, fr))
+    bright_s, bright_r = (np.argsort(-f, kind="stable")[:BRIGHTEST] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
     near = cKDTree(r).query_ball_point(s, SEARCH)
     i = np.repeat(np.arange(len(s)), [len(n) for n in near])

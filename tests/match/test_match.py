@@ -21,9 +21,10 @@ def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
     target = rng.normal(0, 1, (n, m, m)).astype(np.float32)
     weight = rng.uniform(0.5, 2, (n, m, m)).astype(np.float32)
     weight[rng.random(weight.shape) < 0.1] = 0
-    psi = rng.normal(0, 1, (n, 3, m, m))
+    u, v = rng.uniform(-1, 1, (2, n, m))
+    psi = polynomial_terms(u[:, None, :], v[:, :, None], 1).transpose(1, 0, 2, 3)
     sums = stamp_sums(
-        stamps, target, weight, np.full((n, m, m), variance, np.float32), np.eye(basis.size), psi,
+        stamps, target, weight, np.full((n, m, m), variance, np.float32), np.eye(basis.size), (u, v), 1,
         basis.rows, basis.columns, basis.pairs, basis.transform,
     )  # fmt: skip
     x, y = rng.uniform(0, 100, (2, n))
@@ -81,7 +82,7 @@ def test_the_true_kernel_is_recovered():
     kernel, _ = subtract(p, order=0)
     got = fftconvolve(gaussian(1.25, 16), kernel.at(128, 128), "same")
     truth = 0.8 * gaussian(1.7, 16)
-    assert np.abs(got - truth).max() < 0.004 * truth.max()
+    assert np.abs(got - truth).max() < 0.008 * truth.max()
     assert got.sum() == pytest.approx(0.8, abs=2e-3)
 
 
@@ -124,7 +125,7 @@ def test_few_stars_lower_the_order_and_say_so(stars, order):
     kernel, made = subtract(p, ctx)
     assert kernel.order == order
     assert ("order_lowered" in ctx.flags) == (order < 2)
-    assert ("few_stamps" in ctx.flags) == (stars < 5)
+    assert ("few_stamps" in ctx.flags) == (kernel.quality["stamps_fit"] < 5)
     image = made["difference"].image
     assert np.isfinite(image).mean() > 0.75
     assert kernel.at(100, 100).sum() == pytest.approx(0.8, abs=0.05)

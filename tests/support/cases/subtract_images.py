@@ -10,5 +10,6 @@ def make(rng, shape):
     }
     planes["fixed"][rng.random(shape) < 0.05] = np.nan
     planes["kept"] = rng.uniform(0.9, 1.0, shape).astype(np.float32)
+    planes["leak"] = rng.exponential(1.0, shape).astype(np.float32)
     planes["good"] = (rng.random(shape) < 0.9).astype(np.int32)
-    return planes | {"factor": -0.37, "factor2": 0.37**2, "least": 0.95}
+    return planes | {"factor": -0.37, "factor2": 0.37**2, "least": 0.95, "limit": 0.3}

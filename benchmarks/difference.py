@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The main job on exposures that are already on the device: seconds by stage.
+
+python benchmarks/difference.py [--size 4096] [--device auto] [--repeat 5] [--out FILE.json]
+
+The pair is the package's own simulated one (one grid). The first pass compiles and is not counted. On CUDA every stage
+ends with a synchronisation; transfers between host and device inside the stages are counted and the largest is shown.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+from astropy.wcs import WCS
+
+from skydelta.io.exposure import Exposure
+from skydelta.kernels import backend as backends
+from skydelta.kernels.backend import Backend, resolve
+from skydelta.pipeline.simulate import build
+from skydelta.stages.align import Align
+from skydelta.stages.background import Background
+from skydelta.stages.base import Context
+from skydelta.stages.detect import Detect
+from skydelta.stages.difference import Difference
+from skydelta.stages.fit import Fit
+from skydelta.stages.match import Match
+from skydelta.stages.psf import MeasurePsf
+
+
+class Transfers:
+    """Counts host-device copies that pass through the two doors of the package."""
+
+    def __init__(self):
+        self.to_device = self.to_host = self.largest = 0
+        self._asarray, self._to_host = Backend.asarray, backends.to_host
+
+    def __enter__(self):
+        count = self
+
+        def asarray(backend, a, dtype=None):
+            if backend.is_gpu and isinstance(a, np.ndarray):
+                count.to_device += a.nbytes
+                count.largest = max(count.largest, a.nbytes)
+            return count._asarray(backend, a, dtype)
+
+        Backend.asarray = asarray
+        return self
+
+    def __exit__(self, *_):
+        Backend.asarray = self._asarray
+
+
+def exposures(size, seed, backend):
+    scene = build(size=(size, size), seed=seed, same_grid=True)
+    out = []
+    for frame in (scene.science, scene.reference):
+        mask = np.where(np.asarray(frame.mask) != 0, 1, 0).astype(np.int32)
+        wcs = frame.wcs if isinstance(frame.wcs, WCS) else None
+        e = Exposure(frame.image.astype(np.float32), frame.variance.astype(np.float32), mask, wcs=wcs, id=frame.role)
+        out.append(e.to(backend))
+    return out
+
+
+def job(science, reference, backend):
+    """One pass; seconds by stage and the outputs."""
+    seconds, values = {}, {"science": science, "reference": reference}
+
+    def step(name, stage, **inputs):
+        ctx = Context(backend, id="benchmark")
+        begin = time.perf_counter()
+        made = stage.execute(ctx, inputs)
+        backend.synchronize()
+        seconds[name] = time.perf_counter() - begin
+        return made
+
+    for role in ("science", "reference"):
+        values[role] = step(f"background_{role}", Background(), image=values[role])["image"]
+    values["reference"] = step("align", Align(), image=values["reference"], onto=values["science"])["aligned"]
+    stars = {}
+    for role in ("science", "reference"):
+        made = step(f"psf_{role}", MeasurePsf(), image=values[role])
+        values[role], stars[f"{role}_stars"] = made["image"], made["stars"]
+    kernel = step("match", Match(), science=values["science"], reference=values["reference"], **stars)["kernel"]
+    made = step("difference", Difference(), science=values["science"], reference=values["reference"], kernel=kernel)
+    catalog = step("detect", Detect(), image=made["difference"], score=made["score"])["catalog"]
+    catalog = step("fit", Fit(), image=made["whitened"], catalog=catalog)["catalog"]
+    return seconds, made, catalog
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--compare", action="store_true", help="also run on the CPU and compare the difference images")
+    parser.add_argument("--out", type=Path)
+    a = parser.parse_args()
+    backend = resolve(a.device)
+    science, reference = exposures(a.size, a.seed, backend)
+    _, made, catalog = job(science, reference, backend)
+    with Transfers() as transfers:
+        passes = [job(science, reference, backend)[0] for _ in range(a.repeat)]
+    stages = {name: float(np.median([p[name] for p in passes])) for name in passes[0]}
+    result = {
+        "device": backend.name,
+        "machine": platform.machine(),
+        "size": a.size,
+        "dtype": "float32",
+        "state": "warm, arrays resident",
+        "repeat": a.repeat,
+        "milliseconds": {k: round(1e3 * v, 2) for k, v in stages.items()},
+        "total_ms": round(1e3 * float(np.median([sum(p.values()) for p in passes])), 2),
+        "candidates": len(catalog),
+        "largest_upload_bytes": transfers.largest,
+        "plane_bytes": 4 * a.size**2,
+    }
+    if backend.is_gpu:
+        import cupy
+
+        result["device_name"] = cupy.cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
+    if a.compare and backend.is_gpu:
+        host = resolve("cpu")
+        cpu_seconds, cpu, cpu_catalog = job(*exposures(a.size, a.seed, host), host)
+        d, e = backends.to_host(made["difference"].image), cpu["difference"].image
+        s, t = backends.to_host(made["score"].image), cpu["score"].image
+        both = np.isfinite(d) & np.isfinite(e)
+        sigma = np.sqrt(cpu["difference"].variance[both])
+        result["cpu_ms"] = round(1e3 * sum(cpu_seconds.values()), 1)
+        result["difference_max_sigma"] = float(np.abs((d - e)[both] / sigma).max())
+        result["valid_differ"] = int((np.isfinite(d) != np.isfinite(e)).sum())
+        result["score_max"] = float(np.nanmax(np.abs(s - t)))
+        result["cpu_candidates"] = len(cpu_catalog)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if a.out:
+        a.out.parent.mkdir(parents=True, exist_ok=True)
+        a.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

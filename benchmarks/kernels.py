@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every registered kernel on a CUDA device: milliseconds by events against the floor set by memory traffic.
+
+python benchmarks/kernels.py [--size 4096] [--repeat 20] [--out FILE.json]
+
+The floor is `KernelSpec.bytes_per_pixel` times the pixels over the bandwidth of a device copy measured in the same run.
+Inputs are those of the conformance tests at this size (tests/support/cases); stamp kernels take about 1000 stamps.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from skydelta.kernels.backend import cupy, resolve
+from skydelta.kernels.core.fused import chains
+from skydelta.kernels.core.spec import registry, resolve_target
+
+STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (1000, 25)}
+
+
+def milliseconds(run, repeat):
+    cp = cupy()
+    run()
+    run()
+    times = []
+    for _ in range(repeat):
+        a, b = cp.cuda.Event(), cp.cuda.Event()
+        a.record()
+        run()
+        b.record()
+        b.synchronize()
+        times.append(cp.cuda.get_elapsed_time(a, b))
+    return float(np.median(times))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    a = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+    backend = resolve("cuda")
+    cp = cupy()
+    big = cp.random.random(2**28, dtype=cp.float32)
+    copy = 2 * big.nbytes / milliseconds(big.copy, 20) / 1e9
+    del big
+    rows = {}
+    for name, target, traffic in [
+        *((n, resolve_target(s.launch), s.bytes_per_pixel) for n, s in registry().items()),
+        *((n, c, None) for n, c in chains().items()),
+    ]:
+        case = importlib.import_module(f"cases.{name}")
+        shape = STAMPS.get(name, (a.size, a.size))
+        values = case.make(np.random.default_rng(1), shape)
+        stay = getattr(case, "HOST", ())
+        values = {
+            k: backend.asarray(v) if isinstance(v, np.ndarray) and k not in stay else v for k, v in values.items()
+        }
+        try:
+            ms = milliseconds(lambda target=target, values=values: target(**values), a.repeat)
+        except Exception as e:  # one kernel's fault must not hide the others' times
+            rows[name] = {"error": f"{type(e).__name__}: {e}"[:300]}
+            continue
+        per_pixel = traffic
+        if traffic is None:
+            planes = sum(v.nbytes for v in values.values() if hasattr(v, "nbytes"))
+            per_pixel = (planes + 4 * len(target.outputs) * a.size**2) / a.size**2
+        pixels = np.prod(shape) * (shape[1] if name in STAMPS else 1)
+        floor = per_pixel * pixels / copy / 1e9
+        rows[name] = {"ms": round(ms, 4), "floor_ms": round(floor, 4), "ratio": round(ms / floor, 2), "shape": shape}
+    result = {
+        "device": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "copy_TB_per_s": round(copy / 1e3, 3),
+        "dtype": "float32",
+        "state": "warm",
+        "kernels": rows,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if a.out:
+        a.out.parent.mkdir(parents=True, exist_ok=True)
+        a.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

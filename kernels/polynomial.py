@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Chebyshev products of two coordinates: what varies over the field."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, backend_of
+
+
+def polynomial_exponents(order: int) -> list[tuple[int, int]]:
+    """(i, j) of T_i(u) T_j(v) with i + j <= order, by total degree, then by j."""
+    return [(n - j, j) for n in range(order + 1) for j in range(n + 1)]
+
+
+def polynomial_terms(u: Array, v: Array, order: int) -> Array:
+    """Chebyshev products T_i(u) T_j(v): float64 (n_p, ...) of the broadcast shape, order as `polynomial_exponents`."""
+    tu, tv = (chebyshev(a, order) for a in (u, v))
+    xp = backend_of(tu[0]).xp
+    shape = np.broadcast_shapes(tu[0].shape, tv[0].shape)
+    return xp.stack([xp.broadcast_to(tu[i] * tv[j], shape) for i, j in polynomial_exponents(order)])
+
+
+def chebyshev(t: Array, order: int) -> list[Array]:
+    """T_0 to T_order at t, float64."""
+    xp = backend_of(t).xp if hasattr(t, "dtype") else np
+    t = xp.asarray(t, np.float64)
+    out = [xp.ones_like(t), t]
+    for _ in range(2, order + 1):
+        out.append(2 * t * out[-1] - out[-2])
+    return out[: order + 1]
+
+
+def count_terms(order: int) -> int:
+    """Number of terms of a polynomial of this total degree."""
+    return (order + 1) * (order + 2) // 2
