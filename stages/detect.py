@@ -20,14 +20,14 @@ from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
-SADDLE = 1.5
+SADDLE = 2.0
 """Two peaks of one footprint are two objects when the S/N between them drops by this much below the fainter."""
 
 LARGE = 40.0
 """A footprint of more than this many squared FWHM is flagged: no point source is that large."""
 
 LOBE_SIGMA = 3.0
-"""Opposite peaks closer than this many PSF sigma are lobes of one dipole."""
+"""Opposite peaks closer than this many PSF sigma are lobes of one dipole; up to twice as far when footprints touch."""
 
 
 class DetectConfig(StageConfig):
@@ -53,7 +53,7 @@ class Detect(Stage[DetectConfig]):
     Raises
     ------
     InputError
-        No score, and the image has no variance or no PSF.
+        The score has another shape than the image, or there is none and the image has no variance or no PSF.
     """
 
     name = "detect"
@@ -73,15 +73,15 @@ class Detect(Stage[DetectConfig]):
     def run(  # type: ignore[override]
         self, ctx: Context, *, image: Exposure, score: Exposure | None = None
     ) -> dict[str, Any]:
+        if score is not None and score.shape != image.shape:
+            raise InputError(f"detect: the score is {score.shape}, the image {image.shape}")
         snr = score.image if score is not None else _white_score(image)
         labels, count = components(snr, self.config.threshold)
         y, x, value = extrema(snr, self.config.threshold)
         width = fwhm(image.psf.at(*_middle(image))) if image.psf is not None else 3.0
         label, area = _footprints(labels, y, x, count)
-        kept = _significant(snr, y, x, value, label)
-        merged = np.zeros(len(y), bool)
-        merged[kept] = True
-        y, x, value, label = y[merged], x[merged], value[merged], label[merged]
+        own = _significant(snr, y, x, value, label, self.config.threshold)
+        y, x, value, label = y[own], x[own], value[own], label[own]
         patches = _patches(snr, y, x, 1)
         dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
         objects = _pair(y + dy, x + dx, value, label, labels, width, self.config.dipole_ratio)
@@ -162,21 +162,16 @@ def _patches(plane: Array, y: np.ndarray, x: np.ndarray, half: int, outside: flo
     return np.where(inside, values, outside)
 
 
-def _significant(snr: Array, y: np.ndarray, x: np.ndarray, value: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Indices of peaks that stand on their own: alone in their footprint, its highest, or behind a real saddle.
+def _significant(
+    snr: Array, y: np.ndarray, x: np.ndarray, value: np.ndarray, label: np.ndarray, threshold: float
+) -> np.ndarray:
+    """Which peaks stand on their own: alone in their footprint, its highest, or behind a real saddle.
 
-    The saddle is the lowest S/N on the straight line to the nearest higher peak of the same footprint.
+    The saddle is the lowest S/N on the straight line to the nearest higher peak of the same footprint. A dip as deep
+    as the threshold is always real; a shallower one must be a tenth of the peak, or ripples of bright sources count.
     """
     height = np.abs(value)
-    order = np.lexsort((np.arange(len(y)), -height, label))
-    nearest = np.full(len(y), -1)
-    starts = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0]) if len(order) else np.zeros(0, int)
-    for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True):
-        group = order[a:b]
-        for k in range(1, len(group)):
-            higher = group[:k]
-            d2 = (y[higher] - y[group[k]]) ** 2 + (x[higher] - x[group[k]]) ** 2
-            nearest[group[k]] = higher[np.argmin(d2)]
+    nearest = _nearest_higher(y, x, height, label)
     rival = np.flatnonzero(nearest >= 0)
     keep = nearest < 0
     if len(rival):
@@ -186,9 +181,29 @@ def _significant(snr: Array, y: np.ndarray, x: np.ndarray, value: np.ndarray, la
         j = np.rint(y[rival, None] + t * (y[to] - y[rival])[:, None]).astype(int)
         i = np.rint(x[rival, None] + t * (x[to] - x[rival])[:, None]).astype(int)
         line = to_host(snr[backend.asarray(j), backend.asarray(i)]) * np.sign(value[rival])[:, None]
-        drop = height[rival] - np.nanmin(np.where(np.isfinite(line), line, -np.inf), axis=1)
-        keep[rival] = drop > np.maximum(SADDLE, 0.1 * height[rival])
-    return np.flatnonzero(keep)
+        drop = height[rival] - np.where(np.isfinite(line), line, -np.inf).min(axis=1)
+        keep[rival] = drop > np.clip(0.1 * height[rival], SADDLE, max(threshold, SADDLE))
+    return keep
+
+
+def _nearest_higher(y: np.ndarray, x: np.ndarray, height: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Index of the nearest higher peak of the same footprint, -1 for the highest; the earlier of equals is higher."""
+    nearest = np.full(len(y), -1)
+    order = np.lexsort((np.arange(len(y)), -height, label))
+    for group in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
+        at = np.c_[y[group], x[group]]
+        tree = cKDTree(at)
+        pending, k = np.arange(1, len(group)), 8
+        while len(pending):
+            # a higher peak has a smaller rank; most have one among their first neighbours
+            k = min(k, len(group))
+            rank = tree.query(at[pending], k)[1]
+            higher = rank < pending[:, None]
+            found = higher.any(axis=1)
+            first = rank[np.arange(len(rank)), higher.argmax(axis=1)]
+            nearest[group[pending[found]]] = group[first[found]]
+            pending, k = pending[~found], 4 * k
+    return nearest
 
 
 def _subpixel(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,8 +230,8 @@ def _pair(
     positive, negative = np.flatnonzero(value > 0), np.flatnonzero(value < 0)
     if len(positive) and len(negative):
         reach = LOBE_SIGMA * width / 2.3548
-        touching = _touching(labels, set(label[positive]), set(label[negative]))
-        near = cKDTree(np.c_[y[negative], x[negative]]).query_ball_point(np.c_[y[positive], x[positive]], 3 * reach)
+        touching = _touching(labels)
+        near = cKDTree(np.c_[y[negative], x[negative]]).query_ball_point(np.c_[y[positive], x[positive]], 2 * reach)
         options: list[tuple[float, float, int, int]] = []
         for up, found in zip(positive, near, strict=True):
             for down in negative[sorted(found)]:
@@ -236,11 +251,11 @@ def _pair(
     rows = [y[single], x[single], value[single], label[single].astype(float), nan, nan, nan, nan]
     if lobes:
         p, n = np.array(lobes).T
-        weight = np.abs(value[p]) / (np.abs(value[p]) + np.abs(value[n]))
-        strong = np.where(np.abs(value[p]) >= np.abs(value[n]), p, n)
+        high, low = np.abs(value[p]), np.abs(value[n])
+        strong = np.where(high >= low, p, n)
         pairs = [
-            weight * y[p] + (1 - weight) * y[n],
-            weight * x[p] + (1 - weight) * x[n],
+            (high * y[p] + low * y[n]) / (high + low),
+            (high * x[p] + low * x[n]) / (high + low),
             value[strong],
             label[strong].astype(float),
             x[p],
@@ -254,27 +269,19 @@ def _pair(
     return Objects(yy, xx, vv, ll.astype(int), *four)
 
 
-def _touching(labels: Array, positive: set[int], negative: set[int]) -> set[tuple[int, int]]:
-    """Pairs (positive, negative) of components that touch when each is grown by one pixel."""
-    backend = backend_of(labels)
-    j, i = (to_host(a) for a in backend.xp.nonzero(labels))
-    own = to_host(labels[labels > 0])
-    out = set()
-    for dy in range(3):
-        for dx in range(-2, 3):
-            if dy == 0 and dx <= 0:
-                continue
-            jj, ii = j + dy, i + dx
-            ok = (jj < labels.shape[0]) & (ii >= 0) & (ii < labels.shape[1])
-            other = to_host(labels[backend.asarray(jj[ok]), backend.asarray(ii[ok])])
-            a = own[ok]
-            differ = (other > 0) & (other != a)
-            for one, two in {(int(k), int(m)) for k, m in zip(a[differ], other[differ], strict=True)}:
-                if one in positive and two in negative:
-                    out.add((one, two))
-                elif two in positive and one in negative:
-                    out.add((two, one))
-    return out
+def _touching(labels: Array) -> set[tuple[int, int]]:
+    """Pairs of components, both ways round, that touch when each is grown by one pixel."""
+    xp = backend_of(labels).xp
+    j, i = xp.nonzero(labels)
+    own = labels[j, i].astype(np.int64)
+    out: set[tuple[int, int]] = set()
+    for dy, dx in [(0, 1), (0, 2), *((dy, dx) for dy in (1, 2) for dx in range(-2, 3))]:
+        inside = (j + dy < labels.shape[0]) & (i + dx >= 0) & (i + dx < labels.shape[1])
+        a, b = own[inside], labels[j[inside] + dy, i[inside] + dx]
+        differ = (b > 0) & (b != a)
+        pairs = to_host(xp.unique((a[differ] << 32) + b[differ]))
+        out |= {(int(p >> 32), int(p & 0xFFFFFFFF)) for p in pairs}
+    return out | {(b, a) for a, b in out}
 
 
 def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
