@@ -37,6 +37,34 @@ def mirrored(image):
     return Exposure(-image.image, image.variance, image.mask, psf=image.psf)
 
 
+# kernels
+
+
+def test_a_plateau_has_one_peak():
+    image = np.zeros((9, 12), np.float32)
+    image[2:5, 3:7] = 4
+    image[6:8, 9:11] = -7
+    y, x, value = extrema(image, 1.0)
+    assert list(zip(y, x, value, strict=True)) == [(4, 6, 4.0), (7, 10, -7.0)]
+    assert [len(a) for a in local_maxima(image, 1.0)] == [1, 1, 1]
+
+
+def test_peaks_at_borders_and_beside_nan():
+    image = np.full((6, 7), np.nan, np.float32)
+    image[0, 0], image[5, 6], image[2, 3], image[2, 4] = 3, 5, 8, 6
+    y, x, _ = extrema(image, 2.0)
+    assert list(zip(y, x, strict=True)) == [(0, 0), (2, 3), (5, 6)]
+
+
+def test_components_of_opposite_sign_stay_apart():
+    image = np.zeros((5, 8), np.float32)
+    image[2, 1:4], image[2, 4:7], image[0, 0] = 9, -9, 9
+    labels, count = components(image, 5.0)
+    assert count == 3
+    assert list(labels[2]) == [0, 2, 2, 2, 3, 3, 3, 0]
+    assert labels[0, 0] == 1
+
+
 def test_threads_change_nothing(rng):
     image = rng.normal(0, 3, SHAPE).astype(np.float32)
     before = numba.get_num_threads()
