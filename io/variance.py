@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.ndimage import binary_dilation, convolve, gaussian_filter, map_coordinates
+from scipy.ndimage import binary_dilation, convolve, gaussian_filter
 
 from skydelta.errors import InputError
 
@@ -28,6 +29,12 @@ MODEL_TRUSTED = (0.6, 1.6)
 
 WHITE = 0.8
 """White over total noise variance above which the noise counts as white."""
+
+ENOUGH = 16
+"""Pixels below which nothing is measured."""
+
+SAMPLED = 200
+"""Blocks that are enough for one number of the whole image."""
 
 LAPLACIAN = np.array([[0.25, -0.5, 0.25], [-0.5, 1.0, -0.5], [0.25, -0.5, 0.25]]) / 1.5
 """Keeps white noise as it is and takes away everything smooth on three pixels (Immerkaer 1996)."""
@@ -102,41 +109,37 @@ def from_plane(plane: np.ndarray, kind: str, source: str) -> Variance:
 
 
 def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sky level and noise (robust sigma) of blocks: float64 (ny, nx) each, NaN where too few pixels are good.
-
-    The noise is that of the differences of pixels `LAG` apart, so that gradients do not count.
-    """
-    rows, columns = _edges(image.shape)
-    ny, nx = len(rows) - 1, len(columns) - 1
-    sky, noise = np.full((ny, nx), np.nan), np.full((ny, nx), np.nan)
-    for j in range(ny):
-        for i in range(nx):
-            box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
-            part, ok = np.asarray(image[box], float), good[box]
-            if ok.sum() < 0.1 * part.size or ok.sum() < 16:
-                continue
-            sky[j, i] = np.median(part[ok])
-            pairs = ok[:, LAG:] & ok[:, :-LAG] if part.shape[1] > LAG else np.zeros((1, 0), bool)
-            if pairs.sum() >= 16:
-                d = (part[:, LAG:] - part[:, :-LAG])[pairs]
-                noise[j, i] = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
+    """Sky level and noise (robust sigma) of blocks: float64 (ny, nx) each, NaN where too few pixels are good."""
+    ny, nx = _counts(image.shape)
+    found = [_block(image[box], good[box]) for box in _boxes(image.shape)]
+    sky, noise = np.array(found).T.reshape(2, ny, nx)
     return sky, noise
 
 
+def _block(part: np.ndarray, ok: np.ndarray) -> tuple[float, float]:
+    """Median and noise of one block; differences of pixels `LAG` apart, so that gradients do not count."""
+    if ok.sum() < max(0.1 * part.size, ENOUGH):
+        return np.nan, np.nan
+    part = part.astype(float)
+    pairs = ok[:, LAG:] & ok[:, :-LAG]
+    noise = np.nan
+    if pairs.sum() >= ENOUGH:
+        d = (part[:, LAG:] - part[:, :-LAG])[pairs]
+        noise = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
+    return float(np.median(part[ok])), float(noise)
+
+
 def white_noise(image: np.ndarray, good: np.ndarray) -> float:
-    """Noise (robust sigma) that is independent from pixel to pixel, median of the blocks.
+    """Noise (robust sigma) that is independent from pixel to pixel, median of blocks.
 
     Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
     """
-    rows, columns = _edges(image.shape)
     found = []
-    for j in range(len(rows) - 1):
-        for i in range(len(columns) - 1):
-            box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
-            part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
-            inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
-            if inner.sum() >= 16:
-                found.append(1.4826 * np.median(np.abs(part[inner])))
+    for box in _boxes(image.shape, SAMPLED):
+        part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
+        inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
+        if inner.sum() >= ENOUGH:
+            found.append(1.4826 * np.median(np.abs(part[inner])))
     return float(np.median(found)) if found else float("nan")
 
 
@@ -170,6 +173,10 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
         measured = white  # the better measure where neighbours are not correlated
     level = float(np.nanpercentile(sky, 25))
     gain = detector.gain
+    dark = ((detector.read_noise or 0.0) / gain) ** 2 if gain else 0.0
+    modelled = max(level - detector.bias, 0.0) / gain + dark if gain else 0.0
+    if measured == modelled == 0:
+        raise InputError("variance cannot be estimated: neither gain and sky nor the image itself give any noise")
     sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape)
     note: dict[str, Any] = {"sky": level, "sky_variance_measured": measured}
     if gain is None:
@@ -179,13 +186,12 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
         values = _spread(quiet, image.shape)
         note |= {"source": "measured", "why": "no variance plane and no gain: photon noise of objects is not included"}
         return _estimated(values, note)
-    dark = ((detector.read_noise or 0.0) / gain) ** 2
-    modelled = max(level - detector.bias, 0.0) / gain + dark
     note |= {"gain": gain, "read_noise": detector.read_noise, "bias": detector.bias, "sky_variance_modelled": modelled}
     note["white_variance_measured"] = white
     low, high = MODEL_TRUSTED
     # a crowded field raises the first, resampled pixels lower the second
-    if any(low * modelled <= found <= high * modelled for found in (measured, white)) and modelled > 0:
+    agrees = any(low * modelled <= found <= high * modelled for found in (measured, white))
+    if modelled > 0 and (agrees or measured == 0):
         sky_variance = np.maximum(sky_map - detector.bias, 0) / gain + dark
         note["source"] = "gain"
     else:
@@ -206,29 +212,41 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
 
 def _estimated(values: np.ndarray, note: dict[str, Any]) -> Variance:
     out = values.astype(np.float32)
-    floor = np.float32(max(note["sky_variance_measured"], np.finfo(np.float32).tiny) * 1e-3)
-    return Variance(np.maximum(out, floor), {**note, "kind": "estimated", "median": float(np.median(out))})
+    out[~(out > 0)] = np.nan
+    return Variance(out, {**note, "kind": "estimated", "median": float(np.nanmedian(out))})
 
 
 def _spread(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Bilinear between block centres, constant outside them: float32 (H, W)."""
-    at = [(np.arange(n, dtype=np.float32) + 0.5) * (k / n) - 0.5 for n, k in zip(shape, blocks.shape, strict=True)]
-    grid = np.meshgrid(*at, indexing="ij")
-    return map_coordinates(blocks.astype(np.float32), grid, order=1, mode="nearest", output=np.float32)
+    out = blocks.astype(np.float32)
+    for axis, n in enumerate(shape):
+        k = blocks.shape[axis]
+        at = np.clip((np.arange(n) + 0.5) * (k / n) - 0.5, 0, k - 1)
+        low = np.minimum(at.astype(int), max(k - 2, 0))
+        f = (at - low).astype(np.float32).reshape((-1, 1) if axis == 0 else (1, -1))
+        out = out.take(low, axis) * (1 - f) + out.take(np.minimum(low + 1, k - 1), axis) * f
+    return out
 
 
 def sky_chi2(image: np.ndarray, variance: np.ndarray, good: np.ndarray) -> float | None:
     """Measured over stated variance of the sky; 1 when the plane means what its name says, None without enough sky."""
-    _, noise = local_sky(image, good)
-    rows, columns = _edges(image.shape)
     ratios = []
-    for j, i in np.argwhere(np.isfinite(noise)):
-        box = np.s_[rows[j] : rows[j + 1], columns[i] : columns[i + 1]]
-        ratios.append(noise[j, i] ** 2 / np.median(variance[box][good[box]]))
+    for box in _boxes(image.shape, SAMPLED):
+        _, noise = _block(image[box], good[box])
+        if np.isfinite(noise):
+            ratios.append(noise**2 / np.median(variance[box][good[box]]))
     return float(np.median(ratios)) if ratios else None
 
 
-def _edges(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column edges of the blocks."""
-    rows, columns = (np.linspace(0, n, max(1, round(n / BLOCK)) + 1).astype(int) for n in shape)
-    return rows, columns
+def _counts(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of blocks."""
+    return max(1, round(shape[0] / BLOCK)), max(1, round(shape[1] / BLOCK))
+
+
+def _boxes(shape: tuple[int, ...], at_most: int | None = None) -> list[tuple[slice, slice]]:
+    """The blocks of an image in row order, or as many of them, spread evenly."""
+    rows, columns = (np.linspace(0, n, k + 1).astype(int) for n, k in zip(shape, _counts(shape), strict=True))
+    boxes = [(slice(*r), slice(*c)) for r in pairwise(rows.tolist()) for c in pairwise(columns.tolist())]
+    if at_most is None or len(boxes) <= at_most:
+        return boxes
+    return [boxes[i] for i in np.linspace(0, len(boxes) - 1, at_most).astype(int)]

@@ -118,7 +118,7 @@ def psf_hdu(psf: Psf, name: str = "PSF") -> fits.ImageHDU:
         return hdu
     if isinstance(psf, GridPsf):
         hdu = fits.ImageHDU(psf.stamps.astype(np.float64), name=name)
-        hdu.header["PSFKIND"] = ("grid", "stamps on a grid of positions, bilinear in between")
+        hdu.header["PSFKIND"] = ("grid", "stamps on a grid, bilinear in between")
         for axis, nodes in (("X", psf.x), ("Y", psf.y)):
             for i, value in enumerate(nodes):
                 hdu.header[f"GRID{axis}{i}"] = (float(value), "0-based px")

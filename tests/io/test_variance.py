@@ -173,3 +173,14 @@ def test_bias_level_is_not_light(rng, figure):
     note = read((counts + 1000, fits.Header({"GAIN": 1.5, "RDNOISE": 6.0, "BIASLVL": 1000.0})), device="cpu")
     assert note.notes["variance"]["source"] == "gain"
     figure("bias level: variance / truth", np.median(note.variance / truth), (0.98, 1.02))
+
+
+def test_an_image_without_noise(tmp_path):
+    from astropy.io import fits
+
+    flat = np.full((64, 64), 1890, np.uint16)
+    exposure = read(flat, device="cpu")
+    assert not exposure.good().any()
+    assert any("neither gain and sky nor the image itself" in w for w in exposure.notes["warnings"])
+    known = read((flat, fits.Header({"GAIN": 2.0})), device="cpu")
+    assert np.allclose(known.variance, 945)
