@@ -45,7 +45,10 @@ Plane = str | Path | np.ndarray | None
 
 @dataclass
 class _Draft:
-    """What is gathered before it becomes an Exposure; planes on the host."""
+    """What is gathered before it becomes an Exposure; planes on the host.
+
+    ``stated`` holds what an NDData object brings along: variance, sigma or weight, mask, psf, wcs.
+    """
 
     pixels: np.ndarray
     header: fits.Header
@@ -53,9 +56,13 @@ class _Draft:
     hdu: Hdu | None = None
     notes: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    mask: np.ndarray | None = None
+    stated: dict[str, Any] = field(default_factory=dict)
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
+    mask: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = np.zeros(self.pixels.shape, np.int32)
 
     @property
     def label(self) -> str:
@@ -128,8 +135,9 @@ def read(
     with ExitStack() as stack:
         if isinstance(source, NDData):
             draft = _from_nddata(source)
-            given = given or draft.notes.pop("_uncertainty", {})
-            mask = draft.notes.pop("_mask", None) if mask is None else mask
+            given = given or {k: draft.stated[k] for k in UNCERTAINTIES.values() if k in draft.stated}
+            mask = draft.stated.get("mask") if mask is None else mask
+            psf = draft.stated.get("psf") if psf is None else psf
         else:
             draft = _open(source, image, stack)
         return _complete(draft, given, mask, psf, dtype, gain, read_noise, saturation, stack).to(backend)
@@ -188,16 +196,16 @@ def _from_nddata(data: NDData) -> _Draft:
     if data.unit is not None:
         header["BUNIT"] = data.unit.to_string()
     draft = _from_array(np.asarray(data.data), header)
-    draft.notes["_wcs"], draft.notes["_psf"] = data.wcs, getattr(data, "psf", None)
+    draft.stated["wcs"], draft.stated["psf"] = data.wcs, getattr(data, "psf", None)
     if data.uncertainty is not None:
         kind = UNCERTAINTIES.get(type(data.uncertainty).__name__)
         if kind is None:
             raise InputError(
                 f"uncertainty {type(data.uncertainty).__name__} has no known meaning; known: {', '.join(UNCERTAINTIES)}"
             )
-        draft.notes["_uncertainty"] = {kind: np.asarray(data.uncertainty.array)}
+        draft.stated[kind] = np.asarray(data.uncertainty.array)
     if data.mask is not None:
-        draft.notes["_mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
+        draft.stated["mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
     return draft
 
 
@@ -219,7 +227,6 @@ def _complete(
             pixels = np.where(infinite, pixels.dtype.type(np.nan), pixels)
             draft.warnings.append(f"{int(infinite.sum())} infinite pixels are masked")
     _attach_mask(draft, mask, stack)
-    assert draft.mask is not None
     no_data = np.int32(draft.planes.bit("NO_DATA"))
     if pixels.dtype.kind == "f":
         missing = np.isnan(pixels)
@@ -255,7 +262,7 @@ def _complete(
         unit,
         user_cards(draft.header),
         id=Path(draft.source.label).name if draft.source is not None else "",
-        notes={k: v for k, v in draft.notes.items() if not k.startswith("_")},
+        notes=draft.notes,
     )
 
 
@@ -308,7 +315,6 @@ def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | N
 def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
     found = _plane(draft, "mask", given, stack) if given is not None else _beside(draft, "mask")
     if found is None:
-        draft.mask = np.zeros(draft.pixels.shape, np.int32)
         draft.notes["mask"] = {"source": "none"}
         return
     pixels, header, name = found
@@ -337,7 +343,6 @@ def _mark_saturation(draft: _Draft, level: float | None) -> None:
         return
     with np.errstate(invalid="ignore"):
         reached = draft.pixels >= level
-    assert draft.mask is not None
     draft.mask[reached] |= np.int32(draft.planes.bit("SAT"))
     draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": int(reached.sum())}
 
@@ -380,11 +385,10 @@ def _variance(
             if written not in UNCERTAINTIES:
                 raise InputError(f"{draft.label}: {name}: UTYPE = {written!r}; allowed: {', '.join(UNCERTAINTIES)}")
             return variances.from_plane(values, UNCERTAINTIES[written], f"{name}, UTYPE {written}")
-        if kind == "variance component":
-            values, name = _sum_of_components(draft)
+        if kind == "variance component" and draft.source is not None:
+            values, name = _sum_of_components(draft, draft.source)
             return variances.from_plane(values, "variance", name)
         return variances.from_plane(values, kind, name)
-    assert draft.mask is not None
     good = (draft.mask & np.int32(draft.planes.invalid)) == 0
     detector = _detector(draft, gain, read_noise)
     if int(good.sum()) < 16:
@@ -397,13 +401,11 @@ def _variance(
         return variances.Variance(np.full(pixels.shape, np.nan, np.float32), {"source": "none", "kind": "none"})
 
 
-def _sum_of_components(draft: _Draft) -> tuple[np.ndarray, str]:
-    assert draft.source is not None
-    assert draft.hdu is not None
+def _sum_of_components(draft: _Draft, source: Source) -> tuple[np.ndarray, str]:
     total, names = np.zeros(draft.pixels.shape), []
-    for hdu in draft.source.hdus:
-        if role(hdu) == "variance component" and hdu.version == draft.hdu.version:
-            _, values, _ = draft.source.read(hdu)
+    for hdu in source.hdus:
+        if role(hdu) == "variance component" and draft.hdu is not None and hdu.version == draft.hdu.version:
+            _, values, _ = source.read(hdu)
             _same_shape(draft, "variance", hdu.label, values.shape)
             total += values
             names.append(hdu.name)
@@ -456,9 +458,9 @@ def _doubt(draft: _Draft, pixels: np.ndarray, found: variances.Variance, good: n
 
 
 def _wcs(draft: _Draft) -> Any:
-    if "_wcs" in draft.notes:
+    if "wcs" in draft.stated:
         draft.notes["wcs"] = "given"
-        return draft.notes["_wcs"]
+        return draft.stated["wcs"]
     tables = draft.source.astropy if draft.source is not None else None
     shape = (draft.pixels.shape[0], draft.pixels.shape[1])
     try:
@@ -478,8 +480,6 @@ def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
     if isinstance(given, Psf):
         draft.notes["psf"] = {"source": "given"}
         return given
-    if given is None and draft.notes.get("_psf") is not None:
-        given = draft.notes["_psf"]
     if given is None:
         if draft.source is None or draft.hdu is None:
             return None

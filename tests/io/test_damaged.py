@@ -181,6 +181,31 @@ def test_missing_zdither0_means_one(tmp_path, rng):
     assert "ZDITHER0 is missing; 1 is used" in exposure.notes["warnings"]
 
 
+@pytest.mark.parametrize(
+    ("cards", "scale", "zero"),
+    [({"BLANK": -32768}, 1, 0), ({"ZBLANK": -32768}, 1, 0), ({"BLANK": -32768, "ZBLANK": -32767}, 1, 0),
+     ({"BLANK": -32768}, 0.5, 10), ({"ZBLANK": -32768}, 0.5, 10)],
+)  # fmt: skip
+def test_blanks_of_compressed_integers(tmp_path, rng, cards, scale, zero):
+    """Compared in the stored domain, before scaling, whichever card says so."""
+    stored = rng.integers(-1000, 1000, (20, 30)).astype(np.int16)
+    stored[3, 4] = -32768
+    path = compressed(tmp_path / "b.fits", stored, compression_type="RICE_1")
+    with open_file(path) as source:
+        hdu = source.hdus[1]
+    header = hdu.header.copy()
+    header.update(cards)
+    if scale != 1:
+        header["BSCALE"], header["BZERO"] = scale, zero
+    raw = path.read_bytes()
+    path.write_bytes(raw[: hdu.start] + header.tostring().encode() + raw[hdu.data :])
+    exposure = read(path, device="cpu")
+    expected = stored * float(scale) + zero
+    expected[3, 4] = np.nan
+    assert np.array_equal(exposure.image, expected.astype(np.float32), equal_nan=True)
+    assert exposure.mask[3, 4] == exposure.planes.bit("NO_DATA")
+
+
 def rice_file(path):
     return compressed(path, np.arange(64 * 40, dtype=np.int16).reshape(64, 40), compression_type="RICE_1")
 
