@@ -20,7 +20,7 @@ LAG = 4
 WHITE = 0.05
 """Largest correlation at any lag that still counts as white: faint undetected sources alone make a few per cent."""
 
-BLANK = 2.5
+BLANK = 4.0
 """Smoothed pixels above this many robust standard deviations belong to sources."""
 
 
