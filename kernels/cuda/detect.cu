@@ -16,12 +16,25 @@ __global__ void label_start(const float* __restrict__ image, int n, float thresh
     if (i < n) parent[i] = fabsf(image[i]) > threshold ? i : -1;
 }
 
+// The root of pixel i; the pixels on the way are hung two steps higher, which keeps the trees of huge components flat.
+// A store may undo another thread's atomicMin on a pixel that is a root no more: that thread goes on to unite both trees.
+__device__ int climb(int* parent, int i)
+{
+    for (int up = parent[i]; up != i;) {
+        const int next = parent[up];
+        if (next != up) parent[i] = next;
+        i = up;
+        up = next;
+    }
+    return i;
+}
+
 // Hang the larger root under the smaller one; whoever loses a race goes on from what it found.
 __device__ void unite(int* parent, int a, int b)
 {
     while (true) {
-        a = find_root(parent, a);
-        b = find_root(parent, b);
+        a = climb(parent, a);
+        b = climb(parent, b);
         if (a == b) return;
         const int low = minimum(a, b), high = maximum(a, b);
         const int seen = atomicMin(&parent[high], low);
