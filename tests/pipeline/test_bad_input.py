@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bad and odd input through the command line: exit code, one line that says why, and products that stay right."""
+
+import json
+
+import numpy as np
+import pytest
+from astropy.io import fits
+
+from skydelta.pipeline.simulate import simulate
+
+QUIET = {"transients": 0, "dipoles": 0, "saturated": 0}
+
+
+def changed(path, folder, change):
+    """A copy of a FITS file with ``change(hdus)`` applied."""
+    out = folder / f"changed-{path.name}"
+    with fits.open(path) as hdus:
+        change(hdus)
+        hdus.writeto(out)
+    return out
+
+
+def pair(folder, **settings):
+    truth = simulate(
+        folder / "pair", **{"size": 320, "seed": 5, "stars": 80, "transients": 3, "saturated": 1} | settings
+    )
+    return truth.science, truth.reference
+
+
+@pytest.fixture
+def subtract(skydelta, tmp_path):
+    """``subtract(science, reference)``: exit code and receipt of the job in ``tmp_path / "out"``."""
+
+    def call(science, reference, *words):
+        command = ("difference", science, reference, "-o", tmp_path / "out", "--id", "x", "--device", "cpu", *words)
+        result = skydelta(*command)
+        receipt = json.loads((tmp_path / "out/items/x/receipt.json").read_text())
+        errors = [line for line in result.stderr.splitlines() if line.startswith("skydelta: ")]
+        if receipt["error"]:
+            assert errors == [f"skydelta: {receipt['error']['message']}"]
+            assert "traceback" not in receipt["error"]
+        else:
+            assert not errors
+        assert "Traceback" not in result.output
+        return result.exit_code, receipt
+
+    return call
+
+
+def metrics(receipt):
+    return {k: v for step in receipt["steps"] for k, v in step["metrics"].items()}
+
+
+def flags(receipt):
+    return {k for step in receipt["steps"] for k in step["flags"]}
+
+
+def planes(tmp_path):
+    with fits.open(tmp_path / "out/items/x/difference.fits") as hdus:
+        header, arrays = hdus["DQ"].header.copy(), [hdus[n].data.copy() for n in ("SCI", "VAR", "DQ", "SNR")]
+    return header, *arrays
+
+
+def good(code, receipt, noise=0.05):
+    assert receipt["error"] is None
+    assert code == 0
+    assert metrics(receipt)["noise_ratio"] == pytest.approx(1, abs=noise)
+
+
+def without_images(hdus):
+    del hdus[1:]
+    hdus.append(fits.BinTableHDU.from_columns([fits.Column("a", "E", array=[1.0])]))
+
+
+def without_wcs(hdus):
+    for hdu in hdus[1:]:
+        for key in [
+            k for k in hdu.header if k.startswith(("CTYPE", "CRVAL", "CRPIX", "CD1_", "CD2_", "CUNIT", "CDELT"))
+        ]:
+            del hdu.header[key]
+
+
+def elsewhere(hdus):
+    for hdu in hdus[1:]:
+        hdu.header["CRVAL1"] += 20
+
+
+def all_masked(hdus):
+    hdus["DQ"].data[:] = 1
+
+
+def all_nan(hdus):
+    hdus["SCI"].data[:] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (lambda p, d: d / "absent.fits", 3, "no such file"),
+        (lambda p, d: d, 3, "is a directory"),
+        (lambda p, d: (d / "t.fits").write_text("not FITS\n" * 999) and d / "t.fits", 3, "not FITS"),
+        (lambda p, d: (d / "e.fits").touch() or d / "e.fits", 3, "is empty"),
+        (lambda p, d: (d / "h.fits").write_bytes(p.read_bytes()[:90000]) and d / "h.fits", 3, "truncated"),
+        (lambda p, d: changed(p, d, without_images), 3, "no image HDU"),
+        (lambda p, d: f"{p}[NONE]", 3, "no HDU 'NONE'; it has"),
+        (lambda p, d: changed(p, d, elsewhere), 3, "do not overlap"),
+        (lambda p, d: changed(p, d, without_wcs), 3, "no celestial WCS"),
+        (lambda p, d: changed(p, d, all_masked), 4, "0.00% of all are usable"),
+        (lambda p, d: changed(p, d, all_nan), 4, "0.00% of all are usable"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+@pytest.mark.parametrize("role", ["science", "reference"])
+def test_unusable_files(subtract, simulated, tmp_path, role, change, code, message):
+    files = {"science": simulated.science, "reference": simulated.reference}
+    files[role] = change(files[role], tmp_path)
+    found, receipt = subtract(files["science"], files["reference"])
+    assert found == code
+    assert message in receipt["error"]["message"]
+    assert receipt["status"] == "failed"
+    assert not (tmp_path / "out/items/x/difference.fits").exists()
+    assert (tmp_path / "out/report.html").exists()
+
+
+def test_an_unreadable_plane(subtract, simulated, tmp_path):
+    code, receipt = subtract(simulated.science, simulated.reference, "--science-mask", tmp_path / "none.fits")
+    assert code == 3
+    assert "none.fits: no such file" in receipt["error"]["message"]
+    assert receipt["error"]["step"] == "science"
+
+
+def test_images_of_different_shape_on_one_grid(subtract, tmp_path):
+    science, reference = pair(tmp_path, same_grid=True)
+
+    def crop(hdus):
+        for hdu in hdus[1:]:
+            hdu.data = hdu.data[:200, :300]
+
+    code, receipt = subtract(science, changed(reference, tmp_path, crop), "--aligned")
+    assert code == 3
+    assert "(200, 300)" in receipt["error"]["message"]
+    assert "(320, 320)" in receipt["error"]["message"]
+
+
+def test_one_grid_needs_no_wcs(subtract, tmp_path):
+    science, reference = (changed(p, tmp_path, without_wcs) for p in pair(tmp_path, same_grid=True))
+    good(*subtract(science, reference, "--aligned"))
+
+
+@pytest.mark.parametrize("stars", [0, 1, 2, 5])
+def test_few_stars_lower_the_order_or_stop_with_the_numbers(subtract, tmp_path, stars):
+    code, receipt = subtract(*pair(tmp_path, stars=stars, galaxies=0, **QUIET))
+    if receipt["error"]:
+        assert code == 4
+        assert receipt["error"]["numbers"]
+        assert any(c.isdigit() for c in receipt["error"]["message"])
+    else:
+        assert stars > 0
+        good(code, receipt)
+        assert {"few_stamps", "order_lowered"} & flags(receipt)
+
+
+def test_useless_variance_is_masked(subtract, simulated, tmp_path):
+    bad = {100: np.nan, 101: np.inf, 102: 0, 103: -5}
+
+    def spoil(hdus):
+        for row, value in bad.items():
+            hdus["VAR"].data[row, 100:130] = value
+
+    science, reference = (changed(p, tmp_path, spoil) for p in (simulated.science, simulated.reference))
+    code, receipt = subtract(science, reference)
+    good(code, receipt)
+    header, image, variance, mask, score = planes(tmp_path)
+    for row in bad:
+        assert not np.isfinite(image[row, 100:130]).any()
+        assert not np.isfinite(score[row, 100:130]).any()
+        assert (mask[row, 100:130] >> header["MP_BAD"] & 1 | mask[row, 100:130] >> header["MP_NO_DATA"] & 1).all()
+    ok = np.isfinite(image)
+    assert (variance[ok] > 0).all()
+    assert np.isfinite(score[ok]).mean() > 0.9
+
+
+def test_saturation_in_the_reference_alone(subtract, tmp_path):
+    code, receipt = subtract(*pair(tmp_path, saturation=(1e9, 8000.0)))
+    good(code, receipt)
+    header, image, _, mask, _ = planes(tmp_path)
+    saturated = mask >> header["MP_SAT_TEMPLATE"] & 1
+    assert saturated.sum() > 20
+    assert not np.isfinite(image[saturated == 1]).any()
+    assert not (mask >> header["MP_SAT"] & 1).any()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seeing": (3.8, 2.9)},
+        {"seeing": (2.9, 3.8)},
+        {"flux_ratio": 0.05},
+        {"flux_ratio": 20.0, "saturation": (1e9, 5e4)},
+        {"sky": (0.0, 30000.0)},
+        {"sky": (30000.0, 0.0), "saturation": (1e6, 5e4)},
+        {"size": (511, 257), "stars": 120},
+        {"size": (257, 511), "stars": 120, "distortion": True},
+        {"compress": True},
+        {"psf": True},
+        {"variance": False},
+        {"defects": False},
+    ],
+    ids=str,
+)
+def test_odd_but_good_pairs(subtract, tmp_path, settings):
+    code, receipt = subtract(*pair(tmp_path, **settings))
+    good(code, receipt)
+    image = planes(tmp_path)[1]
+    assert image.shape == tuple(np.broadcast_to(settings.get("size", 320), 2))
+
+
+def test_images_scaled_to_one(subtract, simulated, tmp_path):
+    def scale(hdus):
+        largest = np.nanmax(hdus["SCI"].data)
+        hdus["SCI"].data = hdus["SCI"].data / largest
+        hdus["VAR"].data = hdus["VAR"].data / largest**2
+        for key in ("SATURATE", "GAIN", "RDNOISE"):
+            hdus["SCI"].header.pop(key, None)
+
+    code, receipt = subtract(*(changed(p, tmp_path, scale) for p in (simulated.science, simulated.reference)))
+    good(code, receipt)
+    assert np.nanmax(np.abs(planes(tmp_path)[1])) < 2
+
+
+@pytest.mark.parametrize("overlap", [0.1, 0.3, 0.6, 0.9])
+def test_partial_overlap(subtract, tmp_path, overlap):
+    size = 512
+    settings = {"size": size, "stars": 240, "rotation": 0.0, "offset": (size * (1 - overlap), 0.0), "defects": False}
+    code, receipt = subtract(*pair(tmp_path, **settings, **QUIET))
+    if receipt["error"]:
+        assert overlap < 0.2, receipt["error"]["message"]
+        assert code in (3, 4)
+        assert receipt["error"]["numbers"]
+        return
+    good(code, receipt)
+    usable = np.isfinite(planes(tmp_path)[1]).mean()
+    assert 0.6 * overlap < usable <= overlap + 0.01
+
+
+def test_a_wrong_wcs_is_written_flagged_and_has_failed(subtract, tmp_path):
+    code, receipt = subtract(*pair(tmp_path, wcs_error=(5.0, 0.0)))
+    assert code == 3
+    assert receipt["status"] == "failed"
+    assert "misaligned" in flags(receipt)
+    assert receipt["error"]["numbers"]["dx"] == pytest.approx(5, abs=0.1)
+    assert "1.0 px is allowed" in receipt["error"]["message"]
+    with fits.open(tmp_path / "out/items/x/difference.fits") as hdus:
+        assert "misaligned" in [v for k, v in hdus["SCI"].header.items() if k.startswith("SDFLAG")]
+    assert {"catalog.parquet", "catalog.ecsv", "stamps.fits"} <= set(receipt["outputs"])
