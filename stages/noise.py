@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import to_host
+from skydelta.kernels.backend import Array, to_host
 
 BLOCK = 128
 """Side of the sampled blocks, px."""
@@ -18,57 +18,87 @@ LAG = 4
 """Largest lag, px."""
 
 WHITE = 0.05
-"""Largest correlation at any lag that still counts as white: faint undetected sources alone make a few per cent."""
+"""Largest correlation at any lag that still counts as white."""
 
 BLANK = 4.0
 """Smoothed pixels above this many robust standard deviations belong to sources."""
 
 
-def correlation(exposure: Exposure) -> np.ndarray | None:
-    """Noise correlation rho(lag) of an exposure from pairs of blank pixels.
+def correlations(
+    science: Exposure, reference: Exposure, flux_ratio: float
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Noise correlation rho(lag) of two aligned exposures, from pairs of pixels that are blank in both.
+
+    Faint sources below the blanking threshold are correlated too, but they are the same in both exposures and their
+    noise is not: the cross-covariance, scaled by the flux ratio, is their share and is taken off.
+
+    Parameters
+    ----------
+    flux_ratio : float
+        Flux of a source in the science exposure over that in the reference.
 
     Returns
     -------
-    float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle, or None when the noise is white.
+    float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle for each, or None where the noise is white.
     """
-    assert exposure.variance is not None
-    backend = exposure.backend
-    xp, nd = backend.xp, backend.ndimage
+    backend = science.backend
+    xp, fft = backend.xp, backend.fft
+    rows, columns, side = _blocks(science)
+    planes = [_normalised(e, rows, columns) for e in (science, reference)]
+    blank = planes[0][1] & planes[1][1]
+    z = [xp.where(blank, values, np.float32(0)) for values, _ in planes]
+    size = (fft.next_fast_len(side + LAG, True),) * 2
+
+    def pairs(a: Array, b: Array) -> np.ndarray:
+        product = (fft.rfft2(a, size) * xp.conj(fft.rfft2(b, size))).astype(np.complex128).sum(axis=0)
+        c = np.fft.irfft2(to_host(product), size)
+        c = np.roll(c, (LAG, LAG), (0, 1))[: 2 * LAG + 1, : 2 * LAG + 1]
+        return 0.5 * (c + c[::-1, ::-1])
+
+    ones = blank.astype(np.float32)
+    count = pairs(ones, ones)
+    if count[LAG, LAG] < side * side / 4:
+        return None, None
+    own_s, own_r, cross = (pairs(a, b) / np.maximum(count, 1) for a, b in ((z[0], z[0]), (z[1], z[1]), (z[0], z[1])))
+    sigma = [xp.sqrt(xp.median(e.variance[rows, columns][blank])) for e in (science, reference)]
+    gain = flux_ratio * float(sigma[1] / sigma[0])
+    return _judged(own_s - gain * cross), _judged(own_r - cross / gain)
+
+
+def _judged(covariance: np.ndarray) -> np.ndarray | None:
+    """The correlation, or None when it is that of white noise."""
+    if not covariance[LAG, LAG] > 0:
+        return None
+    rho = covariance / covariance[LAG, LAG]
+    others = rho.copy()
+    others[LAG, LAG] = 0
+    return None if np.abs(others).max() < WHITE else rho
+
+
+def _blocks(exposure: Exposure) -> tuple[Array, Array, int]:
+    """Row and column indices of blocks spread evenly over an exposure, and their side."""
     h, w = exposure.shape
     side = min(BLOCK, h, w)
     ny, nx = h // side, w // side
     keep = np.unique(np.linspace(0, ny * nx - 1, min(BLOCKS, ny * nx)).astype(int))
     o = np.arange(side)
-    rows = backend.asarray((keep // nx * side)[:, None, None] + o[None, :, None])
-    columns = backend.asarray((keep % nx * side)[:, None, None] + o[None, None, :])
+    rows = (keep // nx * side)[:, None, None] + o[None, :, None]
+    columns = (keep % nx * side)[:, None, None] + o[None, None, :]
+    return exposure.backend.asarray(rows), exposure.backend.asarray(columns), side
+
+
+def _normalised(exposure: Exposure, rows: Array, columns: Array) -> tuple[Array, Array]:
+    """Blocks of an exposure over its noise, their median taken off, and which of their pixels are blank."""
+    backend = exposure.backend
+    xp, nd = backend.xp, backend.ndimage
     good = exposure.good()[rows, columns]
     z = exposure.image[rows, columns] / xp.sqrt(xp.where(good, exposure.variance[rows, columns], np.float32(1)))
     z = xp.where(good, z, np.float32(0))
-    flat = z.reshape(len(keep), -1)
-    centre = xp.median(flat, axis=1)[:, None, None]
-    smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest") - centre
-    spread = 1.4826 * xp.median(xp.abs(smooth).reshape(len(keep), -1), axis=1)[:, None, None]
+    z = z - xp.median(z.reshape(len(z), -1), axis=1)[:, None, None]
+    smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")
+    spread = 1.4826 * xp.median(xp.abs(smooth).reshape(len(z), -1), axis=1)[:, None, None]
     source = nd.maximum_filter((xp.abs(smooth) > BLANK * spread).astype(np.uint8), (1, 7, 7)) > 0
-    blank = good & ~source
-    z = xp.where(blank, z - centre, np.float32(0))
-    size = backend.fft.next_fast_len(side + LAG, True)
-
-    def pairs(a: object) -> np.ndarray:
-        f = backend.fft.rfft2(a, (size, size))
-        power = (f.real.astype(np.float64) ** 2 + f.imag.astype(np.float64) ** 2).sum(axis=0)
-        c = np.fft.irfft2(to_host(power), (size, size))
-        return np.roll(c, (LAG, LAG), (0, 1))[: 2 * LAG + 1, : 2 * LAG + 1]
-
-    count = pairs(blank.astype(np.float32))
-    if count[LAG, LAG] < side * side / 4:
-        return None
-    c = pairs(z) / np.maximum(count, 1)
-    rho = c / c[LAG, LAG]
-    others = rho.copy()
-    others[LAG, LAG] = 0
-    if np.abs(others).max() < WHITE:
-        return None
-    return 0.5 * (rho + rho[::-1, ::-1])
+    return z, good & ~source
 
 
 def smeared(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:

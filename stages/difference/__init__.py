@@ -20,7 +20,7 @@ from skydelta.kernels.polynomial import chebyshev
 from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.difference.score import Inputs, score
-from skydelta.stages.noise import correlated_square, correlation
+from skydelta.stages.noise import correlated_square, correlations
 
 VARIANCE_TILE = 32
 """One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
@@ -95,7 +95,9 @@ class Difference(Stage[DifferenceConfig]):
         backend = science.backend
         xp = backend.xp
         good_moved, good_fixed = moved.good(), fixed.good()
-        rho_moved, rho_fixed = correlation(moved), correlation(fixed)
+        total = float(kernel.at(*kernel.domain.centre).sum())
+        rho_science, rho_reference = correlations(science, reference, total if forward else 1 / total)
+        rho_moved, rho_fixed = (rho_reference, rho_science) if forward else (rho_science, rho_reference)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over
         filled = fill_masked(moved.image, good_moved)
@@ -111,7 +113,7 @@ class Difference(Stage[DifferenceConfig]):
         leak = convolve_tiles(_doubt(moved, filled, good_moved), backend.asarray(weight, np.float32), VARIANCE_TILE)
         weight /= weight.sum(axis=(2, 3), keepdims=True)
         kept = convolve_tiles(good_moved.astype(np.float32), backend.asarray(weight, np.float32), VARIANCE_TILE)
-        sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / float(kernel.at(*kernel.domain.centre).sum()))
+        sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / total)
         made = SUBTRACT(
             fixed=fixed.image,
             convolved=convolved,

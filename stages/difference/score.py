@@ -56,6 +56,9 @@ def score(planes: Inputs) -> tuple[Array, Array, Array, GridPsf]:
     kernels, psfs = planes.kernel.render(x, y), planes.psf.render(x, y)
     reach = int(np.ceil(FILTER * fwhm(psfs[len(psfs) // 2])))
     reach = min(reach, psfs.shape[-1] // 2)
+    # the whitened PSF is cut at `reach`: its ingredients are needed a little further only
+    beyond = max(psfs.shape[-1] // 2 - 2 * reach, 0)
+    psfs = psfs[:, beyond : psfs.shape[1] - beyond, beyond : psfs.shape[2] - beyond]
     pad = kernels.shape[-1] // 2 + 2 * reach
     size = backend.fft.next_fast_len(side + 2 * pad, True)
     out = [backend.xp.full(shape, np.nan, np.float32) for _ in range(3)]

@@ -19,7 +19,7 @@ from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, 
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import Registration, register_check
 from skydelta.stages.match.stamps import Selection, gather, model_weights, select
-from skydelta.stages.noise import correlation, smeared
+from skydelta.stages.noise import correlations, smeared
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
 
@@ -179,7 +179,7 @@ class Match(Stage[MatchConfig]):
             gather(broad.image, chosen.x, chosen.y, stamp),
             weight,
             gather(sharp.variance, chosen.x, chosen.y, stamp),
-            _noise_gram(basis, sharp),
+            _noise_gram(basis, correlations(sharp, broad, 1 / scale)[0]),
             uv,
             background_order,
             basis.rows,
@@ -195,10 +195,10 @@ class Match(Stage[MatchConfig]):
         return kernel
 
 
-def _noise_gram(basis: GaussianBasis, sharp: Exposure) -> np.ndarray:
+def _noise_gram(basis: GaussianBasis, correlation: np.ndarray | None) -> np.ndarray:
     """Covariance of the basis planes for unit noise in the image to convolve: float64 (n_b, n_b)."""
     images = basis.images()
-    moved = smeared(images, correlation(sharp))
+    moved = smeared(images, correlation)
     return images.reshape(basis.size, -1) @ moved.reshape(basis.size, -1).T
 
 
