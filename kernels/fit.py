@@ -78,25 +78,24 @@ def spline_coefficients(psf: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(out)
 
 
-def psf_values(coefficients: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """PSFs (n, p, p) given by their `spline_coefficients`, each at one position (dx, dy) px from its middle."""
-    p = coefficients.shape[1]
-    value = np.zeros(len(dx))
-    u, v = np.asarray(dx, float) + p // 2, np.asarray(dy, float) + p // 2
-    inside = np.flatnonzero((u >= 0) & (v >= 0) & (u <= p - 1) & (v <= p - 1))
-    (i, wx), (j, wy) = (_taps(a[inside], p) for a in (u, v))
-    taps = coefficients[inside[:, None, None], j[:, :, None], i[:, None, :]]
-    value[inside] = np.einsum("nji,nj,ni->n", taps, wy, wx)
-    return value
+def lobe_stamps(coefficients: np.ndarray, x: np.ndarray, y: np.ndarray, side: int) -> np.ndarray:
+    """PSFs (n, p, p), given by `spline_coefficients`, drawn at (x, y) px from the middle of stamps (n, side, side)."""
+    n, p = coefficients.shape[:2]
+    pixels = np.arange(side) - side // 2 + p // 2
+    (j, wy), (i, wx) = _taps(pixels - np.asarray(y)[:, None], p), _taps(pixels - np.asarray(x)[:, None], p)
+    lines = np.einsum("nskp,nsk->nsp", coefficients[np.arange(n)[:, None, None], j], wy)
+    taken = np.take_along_axis(lines, i.reshape(n, 1, 4 * side), axis=2).reshape(n, side, side, 4)
+    return np.einsum("nstk,ntk->nst", taken, wx)
 
 
-def _taps(u: np.ndarray, p: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and weights (n, 4) of the coefficients that a cubic B-spline needs at ``u``, mirrored at the border."""
-    first = np.clip(np.floor(u), 0, p - 2).astype(int)
-    t = u - first
+def _taps(at: np.ndarray, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights (..., 4) of the B-spline coefficients for positions on 0..p - 1, mirrored; outside is 0."""
+    first = np.clip(np.floor(at), 0, p - 2).astype(int)
+    t = at - first
     s = 1 - t
-    weights = np.stack([s**3, 4 - 6 * t**2 + 3 * t**3, 4 - 6 * s**2 + 3 * s**3, t**3], 1) / 6
-    index = np.abs(first[:, None] + np.arange(-1, 3))
+    weights = np.stack([s**3, 4 - 6 * t**2 + 3 * t**3, 4 - 6 * s**2 + 3 * s**3, t**3], -1) / 6
+    weights *= ((at >= 0) & (at <= p - 1))[..., None]
+    index = np.abs(first[..., None] + np.arange(-1, 3))
     return np.minimum(index, 2 * (p - 1) - index), weights
 
 

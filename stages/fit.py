@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from astropy import units as u
+from scipy.spatial import cKDTree
 
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.fit import LobeFit, Status, fit_lobes, psf_values, spline_coefficients
+from skydelta.kernels.fit import LobeFit, Status, fit_lobes, lobe_stamps, spline_coefficients
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
 
@@ -57,7 +58,7 @@ class Fit(Stage[FitConfig]):
     paired by detection and those that one PSF does not explain. The dipole moment M with its covariance is always
     given: of the lobes about (x, y) for dipoles, else of the linear model F P - M . grad P + b about the detected
     position. Where the lobes are not determined one by one the row is flagged DEGENERATE, and flux, moment and position
-    are those of the linear model with its centre free along M.
+    are those of the linear model with its centre free along M. The light of neighbouring rows is taken away first.
 
     Raises
     ------
@@ -81,11 +82,15 @@ class Fit(Stage[FitConfig]):
             raise InputError(f"fit: the image has no {'variance' if image.variance is None else 'PSF'}")
         width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
         side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
-        parts = []
-        for first in range(0, max(len(catalog), 1), BATCH):
-            stamps = _gather(image, catalog[first : first + BATCH], side)
-            parts.append(_measure(stamps, width / 2.3548))
-        rows = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        every = np.arange(len(catalog))
+        rows = _fit(image, catalog, side, width / 2.3548, every, None)
+        for brighter in (True, False):
+            # the faint of two neighbours would be fitted to the light of the other: take that away, brightest first
+            others = _neighbours(catalog, side, brighter)
+            again = np.unique(others[:, 0])
+            if len(again):
+                for name, value in _fit(image, catalog, side, width / 2.3548, again, (others, rows)).items():
+                    rows[name][again] = value
         out = _catalog(image, catalog, rows)
         dipole = rows["model"] == "dipole"
         ctx.metric("candidates", len(out))
@@ -159,6 +164,62 @@ def _gather(image: Exposure, catalog: Catalog, side: int) -> Stamps:
         start=at - middle,
         lobes=lobes - middle[:, None],
     )
+
+
+def _fit(
+    image: Exposure,
+    catalog: Catalog,
+    side: int,
+    sigma: float,
+    wanted: np.ndarray,
+    around: tuple[np.ndarray, dict[str, np.ndarray]] | None,
+) -> dict[str, np.ndarray]:
+    """Columns of the rows ``wanted``, in batches; ``around`` is which neighbours to take away, and all rows so far."""
+    parts = []
+    for first in range(0, max(len(wanted), 1), BATCH):
+        batch = wanted[first : first + BATCH]
+        stamps = _gather(image, catalog[batch], side)
+        if around is not None:
+            stamps = _without(stamps, batch, *around)
+        parts.append(_measure(stamps, sigma))
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+def _neighbours(catalog: Catalog, side: int, brighter: bool) -> np.ndarray:
+    """Pairs (m, 2) of rows whose second has light in the first's stamp; only the brighter ones if so asked."""
+    at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
+    pairs = cKDTree(at).query_pairs(side, output_type="ndarray")
+    pairs = np.concatenate([pairs, pairs[:, ::-1]])
+    snr = np.abs(np.asarray(catalog["snr"]))
+    # what is nearer than a pixel is the same object listed twice
+    keep = np.hypot(*(at[pairs[:, 0]] - at[pairs[:, 1]]).T) > 1
+    if brighter:
+        keep &= snr[pairs[:, 1]] > snr[pairs[:, 0]]
+    pairs = pairs[keep]
+    return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
+def _without(stamps: Stamps, batch: np.ndarray, others: np.ndarray, rows: dict[str, np.ndarray]) -> Stamps:
+    """The stamps of the rows ``batch`` less the fitted models of their neighbours."""
+    others = others[np.isin(others[:, 0], batch)]
+    own, other = np.searchsorted(batch, others[:, 0]), others[:, 1]
+    dipole = rows["model"][other] == "dipole"
+    side = stamps.data.shape[1]
+    light = np.zeros(stamps.data.shape)
+    lobes = [("flux", "x", "y", ~dipole, 1), ("flux_pos", "x_pos", "y_pos", dipole, 1)]
+    lobes.append(("flux_neg", "x_neg", "y_neg", dipole, -1))
+    for flux, x, y, such, sign in lobes:
+        use = such & np.isfinite(rows[flux][other] + rows[x][other] + rows[y][other])
+        k, row = own[use], other[use]
+        place = np.stack([rows[x][row], rows[y][row]], 1) - stamps.middle[k]
+        np.add.at(
+            light,
+            k,
+            (sign * rows[flux][row])[:, None, None] * lobe_stamps(stamps.psf[k], place[:, 0], place[:, 1], side),
+        )
+    backend = backend_of(stamps.data)
+    data = stamps.data - backend.asarray(light, np.float32) * (stamps.weight > 0)
+    return replace(stamps, data=data)
 
 
 def _measure(stamps: Stamps, sigma: float) -> dict[str, np.ndarray]:
@@ -242,7 +303,7 @@ def _sharpness(stamps: Stamps, psf: LobeFit) -> np.ndarray:
     core = to_host(stamps.data[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) - background[:, None]
     usable = to_host(stamps.weight[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) > 0
     peak = np.argmax(np.where(usable, core * np.sign(flux)[:, None], -np.inf), axis=1)
-    model = flux * psf_values(stamps.psf, peak % 3 - 1 - x, peak // 3 - 1 - y)
+    model = flux * lobe_stamps(stamps.psf, x, y, 3).reshape(n, 9)[np.arange(n), peak]
     known = usable.any(axis=1) & (model != 0)
     return np.where(known, core[np.arange(n), peak] / np.where(known, model, 1), np.nan)
 

@@ -12,7 +12,7 @@ from scipy.ndimage import map_coordinates
 from support_sources import SIGMA, flux_of, gaussian
 
 from skydelta.kernels.cpu.fit import _psf_at
-from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, psf_values, spline_coefficients
+from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, lobe_stamps, spline_coefficients
 
 SIDE = 21
 PSF = spline_coefficients(gaussian(31, 0, 0)[None])
@@ -56,8 +56,8 @@ def test_psf_and_its_gradient_against_scipy_and_differences(rng):
         assert v == pytest.approx(want, abs=1e-12)
         assert gx == pytest.approx((value(dx + h, dy)[0] - value(dx - h, dy)[0]) / (2 * h), abs=1e-6)
         assert gy == pytest.approx((value(dx, dy + h)[0] - value(dx, dy - h)[0]) / (2 * h), abs=1e-6)
-        one = psf_values(coefficients[None], np.array([dx]), np.array([dy]))[0]
-        assert one == pytest.approx(v, abs=1e-12)
+        drawn = lobe_stamps(coefficients[None], np.array([1 - dx]), np.array([-1 - dy]), 3)[0]
+        assert drawn[0, 2] == pytest.approx(v, abs=1e-12)
     assert not value(7.1, 0).any()
 
 

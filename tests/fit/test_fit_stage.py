@@ -164,6 +164,23 @@ def test_weak_second_lobe_is_found_without_help(rng):
     assert np.hypot(out["x_neg"].value[0] - 43.5, out["y_neg"].value[0] - 41) < 0.5
 
 
+@pytest.mark.parametrize("faint", [25, -25])
+@pytest.mark.parametrize("away", [8, 10, 12])
+def test_bright_neighbour_leaves_the_faint_source_alone(rng, figure, faint, away):
+    """At S/N 200 its light would halve the flux of a source of S/N 25, or move it."""
+    x, y = lattice(rng, (400, 400), 50)
+    image = rng.normal(0, 1, (400, 400))
+    draw(image, x, y, flux_of(200 + 0 * x))
+    draw(image, x + away, y + 0.3, flux_of(faint + 0 * x))
+    out = measured(exposure(image))
+    row, distance = nearest(out, x + away, y + 0.3)
+    seen = distance < 1.5
+    assert seen.sum() > 0.3 * len(x)
+    pull = (out["flux"].value[row] - flux_of(faint))[seen] / out["flux_err"].value[row[seen]]
+    figure(f"pull of flux beside a bright source, {away} px, {faint}: |median|", abs(np.median(pull)), 0.6)
+    figure(f"pull of flux beside a bright source, {away} px, {faint}: std", pull.std(), 1.4)
+
+
 def test_blend_of_one_sign_is_no_dipole(rng):
     image = draw(rng.normal(0, 1, (80, 80)), [40, 42.5], [40, 40], flux_of(np.array([100, 80])))
     assert (measured(exposure(image))["model"] == "psf").all()
