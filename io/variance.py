@@ -121,12 +121,22 @@ def _block(part: np.ndarray, ok: np.ndarray) -> tuple[float, float]:
     if ok.sum() < max(0.1 * part.size, ENOUGH):
         return np.nan, np.nan
     part = part.astype(float)
-    pairs = ok[:, LAG:] & ok[:, :-LAG]
+    blank = ok & ~_objects(part, ok)
+    pairs = blank[:, LAG:] & blank[:, :-LAG]
+    if pairs.sum() < ENOUGH:
+        pairs = ok[:, LAG:] & ok[:, :-LAG]
     noise = np.nan
     if pairs.sum() >= ENOUGH:
         d = (part[:, LAG:] - part[:, :-LAG])[pairs]
         noise = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
     return float(np.median(part[ok])), float(noise)
+
+
+def _objects(part: np.ndarray, ok: np.ndarray) -> np.ndarray:
+    """Pixels in or near light that stands out of the smoothed block."""
+    smooth = gaussian_filter(np.where(ok, part - np.median(part[ok]), 0), SMOOTH, truncate=3)
+    spread = 1.4826 * np.median(np.abs(smooth[ok]))
+    return binary_dilation(smooth > 3 * spread, np.ones((3, 3), bool), iterations=4)
 
 
 def white_noise(image: np.ndarray, good: np.ndarray) -> float:

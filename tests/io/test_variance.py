@@ -114,7 +114,7 @@ def test_without_gain_the_noise_is_measured(rng, figure):
 
 
 def test_a_crowded_field_does_not_hide_the_detector(rng):
-    counts, _, _ = field(rng, gain=1.9, read_noise=5, sky=900, stars=900)
+    counts, _, _ = field(rng, gain=1.9, read_noise=5, sky=900, stars=1500)
     found = estimate(counts, np.ones(counts.shape, bool), Detector(1.9, 5.0))
     assert found.note["source"] == "gain"
     assert found.note["sky_variance_measured"] > 1.6 * found.note["sky_variance_modelled"]
