@@ -385,7 +385,10 @@ def _print_table(title: str, heads: list[str], rows: list[list[str]]) -> None:
         table.add_column(escape(head), overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to wrap at
+    console.print(table)
 
 
 def _print_config(name: str, model: Any) -> None:

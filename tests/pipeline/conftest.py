@@ -30,7 +30,7 @@ def simulated(tmp_path_factory):
 
 @pytest.fixture
 def skydelta():
-    """``skydelta("run", "wf.toml", ...)``: the command line in this process; a result with exit_code, output, stderr."""
+    """``skydelta("run", "wf.toml", ...)``: the command line in this process."""
 
     def call(*words):
         result = CliRunner().invoke(cli, [str(w) for w in words])

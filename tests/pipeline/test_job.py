@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The main job as a whole: same input, same bytes; what a receipt says of it; what the memory does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+from astropy.io import fits
+
+from skydelta.io.catalog import Catalog
+from skydelta.pipeline.runner import run
+from skydelta.pipeline.simulate import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCTS = ("difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits")
+
+
+def job(truth, out, **keywords):
+    inputs = {"science": truth.science, "reference": truth.reference}
+    result = run("difference", inputs=inputs, out=out, id_="field", device="cpu", **keywords)
+    assert result.receipts[0]["error"] is None
+    return result
+
+
+def products(out):
+    return {name: (Path(out) / "items/field" / name).read_bytes() for name in PRODUCTS}
+
+
+@pytest.fixture(scope="module")
+def first(simulated, tmp_path_factory):
+    out = tmp_path_factory.mktemp("first") / "out"
+    job(simulated, out)
+    return out
+
+
+def same(a, b):
+    for name in PRODUCTS:
+        assert a[name] == b[name], name
+
+
+def test_twice_gives_the_same_bytes(simulated, first, tmp_path):
+    job(simulated, tmp_path / "out")
+    same(products(first), products(tmp_path / "out"))
+    assert (first / "catalog.parquet").read_bytes() == (tmp_path / "out/catalog.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_changes_no_byte(simulated, first, tmp_path, threads):
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        job(simulated, tmp_path / "out")
+    finally:
+        numba.set_num_threads(before)
+    same(products(first), products(tmp_path / "out"))
+
+
+def test_two_processes_at_once_give_the_same_bytes(simulated, first, tmp_path):
+    processes = []
+    for threads in ("1", "2"):
+        command = [sys.executable, "-m", "skydelta", "difference", simulated.science, simulated.reference]
+        command += ["-o", tmp_path / threads, "--id", "field", "--device", "cpu"]
+        # no limit on BLAS threads from outside: the run itself sees to that
+        kept = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+        environment = {**kept, "PYTHONPATH": str(ROOT), "NUMBA_NUM_THREADS": threads}
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+    for process in processes:
+        _, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr.decode()
+    for threads in ("1", "2"):
+        same(products(first), products(tmp_path / threads))
+
+
+def test_place_name_and_company_change_no_byte(simulated, first, tmp_path):
+    """Neither the folder of the files, nor other items of the run, nor their order is in the products."""
+    other = simulate(tmp_path / "other", size=256, seed=2, stars=50, transients=0, dipoles=0, saturated=0)
+    rows = [f"other,{other.science},{other.reference}"]
+    for role in ("science", "reference"):
+        (tmp_path / f"{role}.fits").write_bytes(getattr(simulated, role).read_bytes())
+    rows.append("field,science.fits,reference.fits")
+    (tmp_path / "pairs.csv").write_text("\n".join(["id,science,reference", *rows]) + "\n")
+    result = run("difference", inputs={"table": tmp_path / "pairs.csv"}, out=tmp_path / "out", device="cpu")
+    assert [r["id"] for r in result.receipts] == ["other", "field"]
+    assert result.exit_code == 0
+    same(products(first), products(tmp_path / "out"))
+    combined = Catalog.load(tmp_path / "out/catalog.parquet")
+    assert combined.colnames[:3] == ["item", "id", "x"]
+    assert (combined["item"] == "field").sum() == len(Catalog.load(first / "items/field/catalog.ecsv"))
+
+
+def test_the_receipt_tells_the_whole_story(first):
+    receipt = json.loads((first / "items/field/receipt.json").read_text())
+    assert [s["id"] for s in receipt["steps"]][:3] == ["science", "reference", "background_science"]
+    assert all(s["seconds"] >= 0 and s["config"] is not None and s["version"] >= 1 for s in receipt["steps"])
+    assert set(receipt["outputs"]) == set(PRODUCTS)
+    assert receipt["steps"][-1]["metrics"]["candidates"] == len(Catalog.load(first / "items/field/catalog.ecsv"))
+    with fits.open(first / "items/field/difference.fits", checksum=True) as hdus:
+        assert [h.name for h in hdus][:5] == ["PRIMARY", "SCI", "VAR", "DQ", "SNR"]
+        text = "".join(h.header.tostring() for h in hdus)
+    for secret in (str(first), "cpu", "serial", "DATE    ="):
+        assert secret not in text
+
+
+def test_a_damaged_product_is_made_again_with_the_same_bytes(simulated, first, tmp_path):
+    out = tmp_path / "out"
+    job(simulated, out)
+    difference = out / "items/field/difference.fits"
+    difference.write_bytes(difference.read_bytes()[:-2880])
+    assert "resumed" not in job(simulated, out).receipts[0]
+    same(products(first), products(out))
+    assert job(simulated, out).receipts[0]["resumed"]
+
+
+def test_settings_reach_the_stages(simulated, first, tmp_path):
+    settings = ["steps.write.regions=true", "steps.align.method=lanczos3", "steps.match.order=1"]
+    result = job(simulated, tmp_path / "out", set_=settings)
+    assert (tmp_path / "out/items/field/catalog.reg").is_file()
+    config = {s["id"]: s["config"] for s in result.receipts[0]["steps"]}
+    assert config["align"]["method"] == "lanczos3"
+    assert products(first)["difference.fits"] != products(tmp_path / "out")["difference.fits"]
+
+
+@pytest.mark.slow
+def test_peak_memory_of_a_2048_pair(tmp_path, figure):
+    truth = simulate(tmp_path / "pair", size=2048, seed=1)
+    code = (
+        "import resource, sys; from skydelta.pipeline.runner import run; "
+        "pair = {'science': sys.argv[1], 'reference': sys.argv[2]}; "
+        "r = run('difference', inputs=pair, out=sys.argv[3], device='cpu'); "
+        "print(int(r.exit_code), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, truth.science, truth.reference, tmp_path / "out"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    status, kilobytes = done.stdout.split()
+    assert status == "0"
+    figure("peak memory of the 2048 pair, GB", int(kilobytes) * 1024 / 1e9, 2.0)
