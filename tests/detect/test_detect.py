@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numba
 import numpy as np
@@ -412,3 +413,21 @@ def test_a_component_of_500_by_500_px_is_cheap(rng):
         seconds.append(time.process_time() - started)
     assert catalog.has("LARGE").any()
     assert seconds[1] - seconds[0] < 2
+
+
+def test_thousands_of_components_need_little_memory(rng):
+    shape = (1024, 1024)
+    x, y = on_grid(rng, shape, 14, jitter=1)
+    model = empty(shape)
+    add(model, x, y, flux_of(rng.uniform(10, 60, len(x)) * rng.choice([-1, 1], len(x)), SIGMA), SIGMA)
+    image = exposure(rng, model, SIGMA)
+    score = Exposure(matched_filter(image.image, image.variance, image.good(), image.psf.render))
+    detect(image, score)
+    tracemalloc.start()
+    try:
+        catalog = detect(image, score)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(catalog) > 5000
+    assert peak < 6 * image.image.nbytes
