@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skydelta.errors import InputError, SkydeltaError
+from skydelta.io.exposure import Exposure
 from skydelta.io.fits.reader import open_file, split_extension
 from skydelta.kernels.backend import Backend, cuda_device_count, resolve
 from skydelta.pipeline.graph import Bound, bind, external
@@ -71,11 +72,22 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
                 pixels = max(pixels, _pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
-        side = int(pixels**0.5)
-        work = max((b.step.stage.memory((side, side)) for b in bound), default=0)
-        # image, variance and mask of two exposures stay while the hungriest step works
-        largest = max(largest, work + 2 * 12 * pixels)
+        largest = max(largest, _peak(bound, pixels))
     return Plan(items, bound, backend, why, total, largest, tuple(problems))
+
+
+def _peak(bound: tuple[Bound, ...], pixels: int) -> int:
+    """Most bytes held at once: image, variance and mask of every exposure alive, and the work of the step."""
+    side = int(pixels**0.5)
+    alive: dict[str, type] = {}
+    peak = 0
+    for b in bound:
+        alive |= {name: b.step.stage.outputs[port].type for port, name in b.outputs.items()}
+        exposures = sum(issubclass(kind, Exposure) for kind in alive.values())
+        peak = max(peak, 12 * pixels * exposures + b.step.stage.memory((side, side)))
+        for name in b.frees:
+            alive.pop(name, None)
+    return peak
 
 
 def _size(source: str) -> int:

@@ -12,8 +12,10 @@ import pytest
 from astropy.io import fits
 
 from skydelta.io.catalog import Catalog
+from skydelta.pipeline.plan import plan
 from skydelta.pipeline.runner import run
 from skydelta.pipeline.simulate import simulate
+from skydelta.pipeline.workflow import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = ("difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits")
@@ -124,19 +126,28 @@ def test_settings_reach_the_stages(simulated, first, tmp_path):
     assert products(first)["difference.fits"] != products(tmp_path / "out")["difference.fits"]
 
 
+MEMORY = """
+import sys
+from skydelta.pipeline.runner import run
+
+def kilobytes(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
+
+for science, reference, out in (sys.argv[1:4], sys.argv[4:7]):
+    print(kilobytes("VmRSS"))
+    run("difference", inputs={"science": science, "reference": reference}, out=out, device="cpu")
+print(kilobytes("VmHWM"))
+"""
+
+
 @pytest.mark.slow
-def test_peak_memory_of_a_2048_pair(tmp_path, figure):
+def test_peak_memory_of_a_2048_pair(simulated, tmp_path, figure):
     truth = simulate(tmp_path / "pair", size=2048, seed=1)
-    code = (
-        "import resource, sys; from skydelta.pipeline.runner import run; "
-        "pair = {'science': sys.argv[1], 'reference': sys.argv[2]}; "
-        "r = run('difference', inputs=pair, out=sys.argv[3], device='cpu'); "
-        "print(int(r.exit_code), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    command = [sys.executable, "-c", code, truth.science, truth.reference, tmp_path / "out"]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
-    )
-    status, kilobytes = done.stdout.split()
-    assert status == "0"
-    figure("peak memory of the 2048 pair, GB", int(kilobytes) * 1024 / 1e9, 2.0)
+    small = (simulated.science, simulated.reference, tmp_path / "small")
+    command = [sys.executable, "-c", MEMORY, *small, truth.science, truth.reference, tmp_path / "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    _, loaded, peak = (int(kilobytes) * 1024 for kilobytes in done.stdout.split())
+    figure("peak memory of the 2048 pair, GB", peak / 1e9, 2.0)
+    planned = plan(load("difference", inputs={"science": truth.science, "reference": truth.reference})).memory
+    figure("planned memory over that of the job", planned / (peak - loaded), (0.7, 1.5))
