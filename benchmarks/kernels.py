@@ -38,6 +38,14 @@ def milliseconds(run, repeat):
     return float(np.median(times))
 
 
+def copy_rate():
+    """Bytes read and written by a device copy of 1 GiB over its time, TB/s."""
+    cp = cupy()
+    source = cp.random.random(2**28, dtype=cp.float32)
+    target = cp.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: cp.copyto(target, source), 20) / 1e9
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=4096)
@@ -47,10 +55,7 @@ def main():
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     backend = resolve("cuda")
     cp = cupy()
-    big = cp.random.random(2**28, dtype=cp.float32)
-    twin = cp.empty_like(big)
-    copy = 2 * big.nbytes / milliseconds(lambda: cp.copyto(twin, big), 20) / 1e9  # TB/s
-    del big, twin
+    copy = copy_rate()
     rows = {}
     for name, target, traffic in [
         *((n, resolve_target(s.launch), s.bytes_per_pixel) for n, s in registry().items()),
