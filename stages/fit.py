@@ -30,6 +30,9 @@ MARGIN = 6.0
 EXCESS = 3.0
 """Standard deviations of chi2 above its expectation from which on a dipole is tried for any object."""
 
+EXPLAINED = 0.3
+"""Share of that excess which a dipole must take away; it leaves most of a cosmic ray's, whose light is no PSF."""
+
 SEPARATIONS = (1.0, 2.5)
 """Lobe distances tried along the dipole moment, PSF sigma."""
 
@@ -334,7 +337,8 @@ def _dipoles(
     linear = psf.moment_chi2[tried] + PSF_FREE * log_n
     merit = np.where(degenerate, np.minimum(columns["bic"], linear), columns["bic"])
     columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
-    wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN))
+    gain, excess = psf.chi2[tried] - fit.chi2, psf.chi2[tried] - (pixels[tried] - PSF_FREE)
+    wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
     for name, value in columns.items():
         rows[name][tried[wins]] = value[wins]
     rows["model"][tried[wins]] = "dipole"
