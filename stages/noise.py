@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.backend import Array, backend_of, to_host
 
 BLOCK = 128
 """Side of the sampled blocks, px."""
@@ -101,21 +101,21 @@ def _normalised(exposure: Exposure, rows: Array, columns: Array) -> tuple[Array,
     return z, good & ~source
 
 
-def smeared(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:
+def smeared(kernels: Array, rho: np.ndarray | None) -> Array:
     """rho (x) k of kernels (..., kh, kw), on the kernels' own support."""
     if rho is None:
         return kernels
     half = rho.shape[0] // 2
-    padded = np.pad(kernels, [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)])
+    padded = backend_of(kernels).xp.pad(kernels, [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)])
     h, w = kernels.shape[-2:]
     return sum(
-        rho[j, i] * padded[..., 2 * half - j : 2 * half - j + h, 2 * half - i : 2 * half - i + w]
+        float(rho[j, i]) * padded[..., 2 * half - j : 2 * half - j + h, 2 * half - i : 2 * half - i + w]
         for j in range(2 * half + 1)
         for i in range(2 * half + 1)
     )
 
 
-def correlated_square(kernels: np.ndarray, rho: np.ndarray | None) -> np.ndarray:
+def correlated_square(kernels: Array, rho: np.ndarray | None) -> Array:
     """k(u) (rho (x) k)(u) of kernels (..., kh, kw): what the variance of a correlated image is convolved with.
 
     With white noise it is the square of the kernel; the sum is the variance gain of the kernel.

@@ -14,7 +14,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.field import polynomial_exponents
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
-from skydelta.kernels.backend import Array
+from skydelta.kernels.backend import Array, Backend
 from skydelta.kernels.convolve import convolve_field, convolve_tiles, fill_masked
 from skydelta.kernels.polynomial import chebyshev
 from skydelta.kernels.subtract import SUBTRACT
@@ -103,16 +103,16 @@ class Difference(Stage[DifferenceConfig]):
         filled = fill_masked(moved.image, good_moved)
         convolved = convolve_field(filled, kernel.images, _factors(kernel, moved.shape))
         convolved += _background(backend, kernel, moved.shape)
-        local = _tile_kernels(kernel, moved.shape)
+        local = _tile_kernels(backend, kernel, moved.shape)
         spread = convolve_tiles(
             fill_masked(moved.variance, good_moved),
-            backend.asarray(correlated_square(local, rho_moved), np.float32),
+            correlated_square(local, rho_moved),
             VARIANCE_TILE,
         )
-        weight = np.abs(local)
-        leak = convolve_tiles(_doubt(moved, filled, good_moved), backend.asarray(weight, np.float32), VARIANCE_TILE)
+        weight = xp.abs(local)
+        leak = convolve_tiles(_doubt(moved, filled, good_moved), weight, VARIANCE_TILE)
         weight /= weight.sum(axis=(2, 3), keepdims=True)
-        kept = convolve_tiles(good_moved.astype(np.float32), backend.asarray(weight, np.float32), VARIANCE_TILE)
+        kept = convolve_tiles(good_moved.astype(np.float32), weight, VARIANCE_TILE)
         sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / total)
         made = SUBTRACT(
             fixed=fixed.image,
@@ -248,11 +248,13 @@ def _background(backend: Any, kernel: MatchKernel, shape: tuple[int, int]) -> Ar
     return (rows @ backend.asarray(np.stack(chebyshev(u_, order)))).astype(np.float32)
 
 
-def _tile_kernels(kernel: MatchKernel, shape: tuple[int, int]) -> np.ndarray:
-    """The kernel at the centre of each tile of `VARIANCE_TILE` px: float64 (n_y, n_x, kh, kw)."""
+def _tile_kernels(backend: Backend, kernel: MatchKernel, shape: tuple[int, int]) -> Array:
+    """The kernel at the centre of each tile of `VARIANCE_TILE` px, made on the device: float32 (n_y, n_x, kh, kw)."""
     y, x = ((np.arange(-(-n // VARIANCE_TILE)) + 0.5) * VARIANCE_TILE - 0.5 for n in shape)
     at_x, at_y = np.meshgrid(x, y)
-    return kernel.render(at_x.ravel(), at_y.ravel()).reshape(*at_x.shape, *kernel.shape)
+    phi = backend.asarray(kernel.spatial_terms(at_x.ravel(), at_y.ravel()).T)
+    images = backend.asarray(kernel.images.reshape(phi.shape[1], -1))
+    return (phi @ images).astype(np.float32).reshape(*at_x.shape, *kernel.shape)
 
 
 def _reach(kernel: MatchKernel, lost_weight: float) -> int:
