@@ -200,6 +200,13 @@ def _propose(gram, q, start, damping, trial):
     return damping
 
 
+@inline
+def _take(to, values):
+    """``to[:] = values``, which takes seconds to compile."""
+    for i in range(len(to)):
+        to[i] = values[i]
+
+
 @serial
 def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_covariance):
     """Fit one stamp; returns chi2, evaluations, status, chi2 of the moment."""
@@ -220,7 +227,8 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
         evaluations += 1
         value = _solve(gram, 3, inverse, f) if pixels > n else np.nan
         if first and not np.isfinite(value):
-            best[:] = gram
+            for i in range(n + 1):
+                _take(best[i], gram[i])
             chi2 = gram[n, n]
             status = SINGULAR if pixels > n else NO_DATA
             break
@@ -230,10 +238,11 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
         done = False
         if first or value <= chi2:
             gain = chi2 - value
-            q[:] = trial
-            flux[:] = f
             chi2 = value
-            best[:] = gram
+            _take(q, trial)
+            _take(flux, f)
+            for i in range(n + 1):
+                _take(best[i], gram[i])
             if not first:
                 # a short step means the minimum only when damping did not shorten it
                 done = damping < 1 and (moved < 1e-6 or (gain < 1e-9 * (1 + chi2) and moved < 1e-3))
