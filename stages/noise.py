@@ -60,7 +60,8 @@ def correlations(
     if count[LAG, LAG] < side * side / 4:
         return None, None
     own_s, own_r, cross = (pairs(a, b) / np.maximum(count, 1) for a, b in ((z[0], z[0]), (z[1], z[1]), (z[0], z[1])))
-    sigma = [xp.sqrt(xp.median(e.variance[rows, columns][blank])) for e in (science, reference)]
+    variances: tuple[Array, Array] = (science.variance, reference.variance)
+    sigma = [xp.sqrt(xp.median(v[rows, columns][blank])) for v in variances]
     gain = flux_ratio * float(sigma[1] / sigma[0])
     return _judged(own_s - gain * cross), _judged(own_r - cross / gain)
 
@@ -91,8 +92,9 @@ def _normalised(exposure: Exposure, rows: Array, columns: Array) -> tuple[Array,
     """Blocks of an exposure over its noise, their median taken off, and which of their pixels are blank."""
     backend = exposure.backend
     xp, nd = backend.xp, backend.ndimage
+    variance: Array = exposure.variance
     good = exposure.good()[rows, columns]
-    z = exposure.image[rows, columns] / xp.sqrt(xp.where(good, exposure.variance[rows, columns], np.float32(1)))
+    z = exposure.image[rows, columns] / xp.sqrt(xp.where(good, variance[rows, columns], np.float32(1)))
     z = xp.where(good, z, np.float32(0))
     z = z - xp.median(z.reshape(len(z), -1), axis=1)[:, None, None]
     smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")

@@ -117,7 +117,8 @@ def _sky_levels(backend: Backend, padded: list[Any], tiles: list[Tile], size: in
     good = xp.stack([padded[3][c] for c in cuts])
     levels = []
     for plane in padded[1:3]:
-        values = xp.where(good, xp.stack([plane[c] for c in cuts]), np.float32(np.nan))
+        # a tile without usable pixels keeps its zeros: a level of zero is none
+        values = xp.where(good | ~good.any(axis=(1, 2), keepdims=True), xp.stack([plane[c] for c in cuts]), np.nan)
         levels.append(to_host(xp.nanmedian(values.reshape(len(tiles), -1), axis=1)))
     out = np.stack(levels, axis=1).astype(float)
     empty = ~(np.isfinite(out) & (out > 0)).all(axis=1)
