@@ -17,7 +17,6 @@ __device__ void sum_stamp(Sums<K>& sums, const float* data, const float* weight,
     }
     for (int k = 0; k < Sums<K>::COUNT; ++k)
         for (int offset = 16; offset > 0; offset /= 2) sums.s[k] += __shfl_xor_sync(0xffffffffu, sums.s[k], offset);
-    __syncwarp();  // no lane still reads the best sums of the step before
 }
 
 template <int K>

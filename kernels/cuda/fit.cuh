@@ -180,6 +180,18 @@ struct Optimiser {
     int evaluations, status, limit;
     bool running;
 
+    // On a device a warp shares `best` and its lanes take the same way: one writes, and nobody reads meanwhile.
+    HD void keep(const Sums<K>& g)
+    {
+#ifdef __CUDA_ARCH__
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) *best = g;
+        __syncwarp();
+#else
+        *best = g;
+#endif
+    }
+
     HD void begin(const double* from, double bound_, int limit_, Sums<K>* best_)
     {
         for (int i = 0; i < M; ++i) q[i] = trial[i] = start[i] = from[i];
@@ -205,7 +217,7 @@ struct Optimiser {
         const bool first = evaluations++ == 0;
         const bool solved = g.pixels() > 3 * K + 1 && solve_linear<K>(g, f, &c, inverse);
         if (first && !solved) {
-            *best = g;
+            keep(g);
             for (int i = 0; i <= K; ++i) flux[i] = 0;
             chi2 = g.data();
             finish(g.pixels() > 3 * K + 1 ? FIT_SINGULAR : FIT_NO_DATA);
@@ -218,7 +230,7 @@ struct Optimiser {
             for (int i = 0; i < M; ++i) q[i] = trial[i];
             for (int i = 0; i <= K; ++i) flux[i] = f[i];
             chi2 = c;
-            *best = g;
+            keep(g);
             if (!first) {
                 // a short step means the minimum only when damping did not shorten it
                 const bool done = damping < 1 && (moved < 1e-6 || (gain < 1e-9 * (1 + chi2) && moved < 1e-3));

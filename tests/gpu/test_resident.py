@@ -54,7 +54,7 @@ def test_no_plane_crosses_between_the_stages(monkeypatch):
 
     for role in values:
         values[role] = step(Background(), image=values[role])["image"]
-    values["reference"] = step(Align(), image=values["reference"], onto=values["science"])["aligned"]
+    values["reference"] = step(Align(aligned=True), image=values["reference"], onto=values["science"])["aligned"]
     for role in values:
         values[role] = step(MeasurePsf(), image=values[role])["image"]
     kernel = step(Match(), **values)["kernel"]
