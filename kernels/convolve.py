@@ -25,8 +25,8 @@ TILES = register(
 def convolve_tiles(plane: Array, kernels: Array, tile: int) -> Array:
     """Convolve a plane with one kernel for each square tile.
 
-    out(x) = sum_u k_t(u) plane(x - u), t the tile that holds x, plane zero outside the image (subtraction.md 2.6:
-    variance is smooth, so a kernel for each 32 px errs below 1 %).
+    out(x) = sum_u k_t(u) plane(x - u), t the tile that holds x, plane zero outside the image. A variance is smooth:
+    with a squared kernel for each 32 px it errs below 1 %.
 
     Parameters
     ----------

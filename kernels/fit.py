@@ -57,7 +57,7 @@ class LobeFit:
         `Status`.
     moment : float64 (n, 4), moment_covariance : float64 (n, 4, 4), moment_chi2 : float64 (n,)
         The linear dipole at the first start position: flux, moment_x, moment_y, background of
-        m = F P - M . grad P + b (detect-fit 2.2). Only with one lobe; NaN with two.
+        m = F P - M . grad P + b. Only with one lobe; NaN with two.
     """
 
     parameters: np.ndarray

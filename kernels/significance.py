@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.kernels.backend import Array, Backend, backend_of
-from skydelta.kernels.core.tiles import TileGrid
+from skydelta.kernels.core.devices import DeviceSet
+from skydelta.kernels.core.multi import map_tiles
+from skydelta.kernels.core.tiles import Tile, TileGrid
 
 SMALL = 96
 """Least side of the arrays on which kernels alone are transformed, px."""
@@ -147,7 +149,7 @@ def _filters(backend: Backend, k: Kernels, size: int) -> _Filters:
 def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: Kernels) -> Scored:
     """Whiten a batch of tiles at their sky level and filter them with their own PSF.
 
-    The whitening filter is W^2 = N(0) / N, N = s_f^2 p_f + s_m^2 p_m |K|^2 (DMTN-021; subtraction.md 2.5), unchanged
+    The whitening filter is W^2 = N(0) / N, N = s_f^2 p_f + s_m^2 p_m |K|^2 (Reiss & Lupton, DMTN-021), unchanged
     at zero frequency. The variance of the whitened pixels and of the filter output is exact: each input variance
     plane convolved with the square of its whole filter chain (with the input's noise correlation), so that the S/N
     has unit variance on stars too.
@@ -212,9 +214,13 @@ MATCHED_TILE = 256
 
 
 def matched_filter(
-    image: Array, variance: Array, good: Array, render: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    image: Array,
+    variance: Array,
+    good: Array,
+    render: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    devices: DeviceSet | None = None,
 ) -> Array:
-    """Signal-to-noise of a PSF fit at each pixel of an image with independent noise (detect-fit 2.1).
+    """Signal-to-noise of a PSF fit at each pixel of an image with independent noise.
 
     With w = good / V and P the local unit-sum PSF, SN = ((w D) * P~) / sqrt(w * P~^2): masked pixels drop out of both
     sums.
@@ -225,33 +231,41 @@ def matched_filter(
     good : bool (H, W)
     render : callable
         PSF stamps float64 (n, ph, pw) at positions x, y (`Psf.render`).
+    devices : DeviceSet, optional
+        Share the tiles; the image's own device if missing. The result does not depend on how many there are.
 
     Returns
     -------
     float32 (H, W), NaN where not good.
     """
     backend = backend_of(image)
-    xp, fft = backend.xp, backend.fft
-    grid = TileGrid(image.shape, MATCHED_TILE)
-    psfs = render(*np.array([t.core.centre for t in grid]).T)
-    half = psfs.shape[-1] // 2
+    xp = backend.xp
+    centres = np.array([t.core.centre for t in TileGrid(image.shape, MATCHED_TILE)])
+    psfs = render(*centres.T)
+    grid = TileGrid(image.shape, MATCHED_TILE, psfs.shape[-1] // 2)
     weight = xp.where(good, 1 / xp.where(good, variance, np.float32(1)), np.float32(0))
     signal = xp.where(good, image, np.float32(0)) * weight
-    out = xp.full(image.shape, np.nan, np.float32)
-    for tile, psf in zip(grid, psfs, strict=True):
-        box = tile.core.grow(half).clip(image.shape)
-        core = tile.core.shift(-box.y0, -box.x0).slices
-        size = tuple(fft.next_fast_len(n + 2 * half, True) for n in box.shape)
 
-        def correlate(plane: Array, stamp: np.ndarray, size: tuple[int, ...] = size) -> Array:
-            kernel = np.zeros(size, np.float32)
-            kernel[: stamp.shape[0], : stamp.shape[1]] = stamp
-            kernel = np.roll(kernel, (-(stamp.shape[0] // 2), -(stamp.shape[1] // 2)), (0, 1))
-            return fft.irfft2(fft.rfft2(plane, size) * xp.conj(fft.rfft2(backend.asarray(kernel))), size)
+    def filtered(tile: Tile, signal: Array, weight: Array, good: Array) -> Array:
+        return _filter_tile(psfs[tile.row * grid.counts[1] + tile.column], tile.inner, signal, weight, good)
 
-        top = correlate(signal[box.slices], psf)[core]
-        bottom = correlate(weight[box.slices], psf * psf)[core]
-        # rounding leaves a weight of about 1e-7 of the tile's where there is none
-        ok = good[tile.core.slices] & (bottom > 1e-5 * bottom.max())
-        out[tile.core.slices] = xp.where(ok, top / xp.sqrt(xp.where(ok, bottom, np.float32(1))), np.float32(np.nan))
-    return out
+    return map_tiles(filtered, (signal, weight, good), grid, devices or DeviceSet.of(backend))
+
+
+def _filter_tile(psf: np.ndarray, core: tuple[slice, slice], signal: Array, weight: Array, good: Array) -> Array:
+    """S/N of the core of one cut-out with its halo."""
+    backend = backend_of(signal)
+    xp, fft = backend.xp, backend.fft
+    half = psf.shape[0] // 2
+    size = tuple(fft.next_fast_len(n + 2 * half, True) for n in signal.shape)
+
+    def correlate(plane: Array, stamp: np.ndarray) -> Array:
+        kernel = np.zeros(size, np.float32)
+        kernel[: stamp.shape[0], : stamp.shape[1]] = stamp
+        kernel = np.roll(kernel, (-half, -half), (0, 1))
+        return fft.irfft2(fft.rfft2(plane, size) * xp.conj(fft.rfft2(backend.asarray(kernel))), size)[core]
+
+    top, bottom = correlate(signal, psf), correlate(weight, psf * psf)
+    # rounding leaves a weight of about 1e-7 of the tile's where there is none
+    ok = good[core] & (bottom > 1e-5 * bottom.max())
+    return xp.where(ok, top / xp.sqrt(xp.where(ok, bottom, np.float32(1))), np.float32(np.nan))

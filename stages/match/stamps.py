@@ -98,7 +98,7 @@ def model_weights(
 
     V = v_0 + g m with v_0 the stamp's sky variance, m the expected signal (the sharp image smoothed to the broad
     one's width) and g one slope for all, regressed on the variance planes: weights that follow the noise of the data
-    pull the kernel sum low (subtraction.md 2.1).
+    pull the kernel sum low.
 
     Parameters
     ----------
