@@ -163,6 +163,19 @@ def test_schema_knows_every_stage_and_every_setting():
         assert set(step.stage.config_class().model_fields) <= set(variants[step.stage.name])
 
 
+def test_schema_refers_to_nothing_that_is_missing():
+    made = schema()
+
+    def references(part):
+        if isinstance(part, dict):
+            yield from [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+        for child in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            yield from references(child)
+
+    for reference in references(made):
+        assert reference.removeprefix("#/$defs/") in made.get("$defs", {}), reference
+
+
 def test_reserved_keys_are_no_settings():
     for step in load("difference").steps:
         assert not set(workflow.RESERVED) & set(step.stage.config_class().model_fields)
