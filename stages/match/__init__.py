@@ -17,7 +17,7 @@ from skydelta.kernels.normal_equations import stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
-from skydelta.stages.match.registration import Registration, register_check
+from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.stamps import Selection, gather, model_weights, select
 from skydelta.stages.noise import correlations, smeared
 from skydelta.stages.psf import field_fwhm
@@ -124,7 +124,17 @@ class Match(Stage[MatchConfig]):
         ctx.metric("registration_dx_px", check.dx)
         ctx.metric("registration_dy_px", check.dy)
         ctx.metric("registration_rms_px", check.rms)
-        if not check.judged:
+        if check.foreign:
+            ctx.fail(
+                "misaligned",
+                MisalignedError(
+                    f"match: {check.pairs} of {check.expected} stars have a partner at a common offset of at most "
+                    f"{SEARCH:g} px; the images show different skies, or a WCS is wrong",
+                    pairs=check.pairs,
+                    stars=check.expected,
+                ),
+            )
+        elif not check.judged:
             ctx.flag("registration_unchecked", f"{check.pairs} star pairs: too few to check the alignment")
         elif check.worst > self.config.max_shift:
             ctx.fail(

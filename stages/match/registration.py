@@ -19,6 +19,9 @@ BRIGHTEST = 400
 ENOUGH = 4
 """Pairs below which the offset is not judged."""
 
+CROWD = 10
+"""Stars without such pairs from which the images show different skies."""
+
 
 @dataclass(frozen=True)
 class Registration:
@@ -35,6 +38,8 @@ class Registration:
     pairs : int
     flux_ratio : float
         Median science / reference flux of the pairs; NaN when there are none.
+    expected : int
+        Stars that should have a partner: of the shorter list, less those that may be saturated in the other image.
     """
 
     dx: float
@@ -43,13 +48,16 @@ class Registration:
     rms: float
     pairs: int
     flux_ratio: float
+    expected: int
 
     @property
     def judged(self) -> bool:
         return self.pairs >= ENOUGH
 
-
-_NOT_JUDGED = Registration(np.nan, np.nan, np.nan, np.nan, 0, np.nan)
+    @property
+    def foreign(self) -> bool:
+        """Are there many stars, and next to no pairs?"""
+        return not self.judged and self.expected >= CROWD
 
 
 def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tolerance: float) -> Registration:
@@ -59,15 +67,17 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     """
     s, r = (np.column_stack([t.x, t.y])[~t.saturated] for t in (science, reference))
     fs, fr = (t.flux[~t.saturated] for t in (science, reference))
+    expected = min(len(s) - int(reference.saturated.sum()), len(r) - int(science.saturated.sum()))
+    not_judged = Registration(np.nan, np.nan, np.nan, np.nan, 0, np.nan, expected)
     if not len(s) or not len(r):
-        return _NOT_JUDGED
+        return not_judged
     bright_s, bright_r = (np.argsort(-f, kind="stable")[:BRIGHTEST] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
     near = cKDTree(r).query_ball_point(s, SEARCH)
     i = np.repeat(np.arange(len(s)), [len(n) for n in near])
     j = np.array([k for n in near for k in sorted(n)], int)
     if not len(i):
-        return _NOT_JUDGED
+        return not_judged
     offsets = s[i] - r[j]
     votes = np.array([len(n) for n in cKDTree(offsets).query_ball_point(offsets, 1.0)])
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
@@ -81,5 +91,5 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     medians = [np.hypot(*np.median(off[cell == c], axis=0)) for c in range(9) if (cell == c).sum() >= ENOUGH]
     ratio = float(np.median(fs[i][take] / fr[j][take]))
     return Registration(
-        float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio
+        float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio, expected
     )

@@ -312,6 +312,17 @@ def test_partial_overlap(subtract, tmp_path, overlap):
     assert (~inside).sum() <= 2 * rim / middle * inside.sum() + 4
 
 
+def test_an_image_of_another_sky_has_failed(subtract, simulated, tmp_path):
+    def mirror(hdus):
+        for hdu in hdus[1:]:
+            hdu.data = hdu.data[:, ::-1].copy()
+
+    code, receipt = subtract(changed(simulated.science, tmp_path, mirror), simulated.reference)
+    assert code == 3
+    assert "misaligned" in flags(receipt)
+    assert receipt["error"]["step"] == "match"
+
+
 def test_a_wrong_wcs_is_written_flagged_and_has_failed(subtract, tmp_path):
     code, receipt = subtract(*pair(tmp_path, wcs_error=(5.0, 0.0)))
     assert code == 3
