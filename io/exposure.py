@@ -58,6 +58,10 @@ class Exposure:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("image", "variance", "mask"):
+            plane = getattr(self, name)
+            if plane is not None:
+                object.__setattr__(self, name, self._native(name, plane))
         if self.image.ndim != 2:
             raise InputError(f"{self.id or 'exposure'}: image has shape {self.image.shape}; two dimensions are needed")
         for name in ("variance", "mask"):
@@ -66,6 +70,38 @@ class Exposure:
                 raise InputError(
                     f"{self.id or 'exposure'}: {name} has shape {plane.shape}, the image {self.image.shape}"
                 )
+
+    def _native(self, name: str, plane: Any) -> Array:
+        """The plane as an array in this machine's byte order; a mask as int32, with True for BAD.
+
+        Raises
+        ------
+        InputError
+            Not a plane of real numbers, or a mask that is not of whole numbers.
+        """
+        array = plane if hasattr(plane, "__cuda_array_interface__") else np.asarray(plane)
+        kinds = "biu" if name == "mask" else "iuf"
+        if array.dtype.kind not in kinds:
+            raise InputError(
+                f"{self.id or 'exposure'}: {name} holds {array.dtype}; "
+                f"{'whole numbers' if name == 'mask' else 'real numbers'} are needed"
+            )
+        if name == "mask":
+            if array.dtype.kind == "b":
+                array = array * np.int32(self.planes.bit("BAD"))
+            return array.astype(np.int32, copy=False)
+        if array.dtype.itemsize == 2 and array.dtype.kind == "f":
+            return array.astype(np.float32)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def single(self) -> Exposure:
+        """The exposure with float32 planes, as the stages take it; itself when it has them already."""
+        wide = {
+            name: plane.astype(np.float32)
+            for name in ("image", "variance")
+            if (plane := getattr(self, name)) is not None and plane.dtype != np.float32
+        }
+        return self.with_(**wide) if wide else self
 
     @property
     def shape(self) -> tuple[int, int]:

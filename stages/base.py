@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skydelta.errors import ConfigError, SkydeltaError
+from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import Backend, resolve
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Stage(Generic[C]):
                 raise ConfigError(
                     f"{self.name}: input {port_name} is {type(value).__name__}, a {port.type.__name__} is needed"
                 )
-            given[port_name] = value
+            given[port_name] = value.single() if isinstance(value, Exposure) else value
         result = self.run(ctx, **given)
         missing = set(self.outputs) - set(result)
         if missing:

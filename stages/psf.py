@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from skydelta.errors import AlgorithmError, InputError
 from skydelta.io.exposure import Exposure
-from skydelta.io.field import Domain
-from skydelta.io.psf import PixelPsf, fwhm
+from skydelta.io.field import Domain, polynomial_terms
+from skydelta.io.psf import PixelPsf, Psf, fwhm
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_psf, radius, supported_order
 from skydelta.stages.stars import Stars, cutouts, find_stars
@@ -28,13 +28,28 @@ MOST = 300
 HELD_OUT = 5
 """Every fifth star takes no part in a second fit, whose departure from it is reported."""
 
+COMPARED = 20
+"""Stars needed to compare a PSF that came with the image."""
+
+BRIGHTEST = 200
+"""At most this many take part."""
+
+WIDTH_TREND = 0.10
+"""Change of the stars' widths over the field, in units of the PSF's own, that is reported."""
+
+WIDTH_FACTOR = 1.3
+"""Factor between the stars' widths and the PSF's that is reported: the two are not measured alike."""
+
 FEW = 3
 """Fewer stars than this are fitted by a profile, not pixel by pixel."""
 
 
 class PsfConfig(StageConfig):
-    """How the PSF is measured where the file has none."""
+    """Which PSF is used, and how it is measured."""
 
+    source: Literal["file", "stars"] = Field(
+        "file", description="Keep a PSF that came with the image, or measure it from the stars in any case."
+    )
     order: int = Field(2, ge=0, le=2, description="Total degree of the polynomial over the field.")
     snr: float = Field(20.0, ge=8, description="Least signal-to-noise of a star, where enough are brighter.")
 
@@ -69,9 +84,11 @@ class MeasurePsf(Stage[PsfConfig]):
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]
         stars = find_stars(image)
         ctx.metric("stars_found", len(stars))
-        ctx.metric("psf_source", "file" if image.psf is not None else "stars")
-        if image.psf is None:
+        ctx.metric("psf_source", "stars" if image.psf is None else self.config.source)
+        if image.psf is None or self.config.source == "stars":
             image = image.with_(psf=self._measure(ctx, image, stars))
+        else:
+            _compare(ctx, image, stars)
         ctx.metric("fwhm_px", field_fwhm(image))
         return {"image": image, "stars": stars}
 
@@ -129,6 +146,35 @@ class MeasurePsf(Stage[PsfConfig]):
         # fainter ones only where there are not enough to carry the polynomial
         enough = max(int((stars.snr[index] >= self.config.snr).sum()), 30)
         return stars.take(index[: min(enough, MOST)])
+
+
+def _compare(ctx: Context, image: Exposure, stars: Stars) -> None:
+    """Do the stars have the widths of the PSF that came with the image, all over the field?
+
+    Widths are compared up to the one factor between the two ways they are measured, which the stars in the middle of
+    the field give; beyond `WIDTH_FACTOR` that factor itself is a disagreement.
+    """
+    use = np.flatnonzero(~stars.saturated & stars.compact & stars.isolated & (stars.flux > 0))
+    use = use[np.argsort(-stars.snr[use], kind="stable")][:BRIGHTEST]
+    if len(use) < COMPARED:
+        return
+    domain = Domain.of(image.shape)
+    terms = polynomial_terms(*domain.uv(stars.x[use], stars.y[use]), 2).T
+    psf: Psf = image.psf  # type: ignore[assignment]
+    own = np.array([fwhm(stamp) for stamp in psf.render(stars.x[use], stars.y[use])])
+    ratio = np.log(stars.fwhm[use] / own)
+    keep = np.abs(ratio - np.median(ratio)) < 4 * 1.4826 * np.median(np.abs(ratio - np.median(ratio))) + 0.05
+    trend = terms[keep] @ np.linalg.lstsq(terms[keep], ratio[keep], rcond=None)[0]
+    low, high = np.percentile(trend, [10, 90])
+    spread, factor = float(np.exp(high - low) - 1), float(np.exp(np.median(ratio)))
+    ctx.metric("psf_width_trend", spread)
+    ctx.metric("psf_width_factor", factor)
+    if spread > WIDTH_TREND or not 1 / WIDTH_FACTOR < factor < WIDTH_FACTOR:
+        ctx.flag(
+            "psf_disagrees",
+            f"the PSF that came with the image is not that of its stars: they are {factor:.2f} times as wide, and that "
+            f'drifts by {100 * spread:.0f} % over the field, so fluxes will be off; source = "stars" measures the PSF',
+        )
 
 
 def field_fwhm(exposure: Exposure) -> float:

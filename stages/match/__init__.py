@@ -268,6 +268,10 @@ def _report(ctx: Context, kernel: MatchKernel, result: Fit, chosen: Selection, s
     ctx.metric("rank", kernel.rank)
     ctx.metric("parameters", kernel.size)
     ctx.metric("variance_slope", slope)
+    if result.shared:
+        ctx.flag(
+            "shared_noise", "the images agree far better than their noise allows: one seems to be part of the other"
+        )
     if kernel.rank < kernel.size:
         ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
     if result.used.sum() < FEW:

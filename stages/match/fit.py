@@ -10,6 +10,10 @@ import numpy as np
 from skydelta.io.field import count_terms
 from skydelta.kernels.normal_equations import Layout, Solution, StampSums, assemble, solve, solve_quickly, undiluted
 
+SHARED = 0.5
+"""Chi2 per pixel below which the noise of the two images is not independent (one is part of the other): the correction
+for noise in the convolved image would then be wrong."""
+
 PASSES = 6
 """Most clipping passes."""
 
@@ -38,6 +42,8 @@ class Fit:
         Of each stamp, per pixel.
     used : bool (n,)
         Stamps that took part in the last solve.
+    shared : bool
+        The stamps agree far better than their noise allows: it is the same noise in both images.
     """
 
     solution: Solution
@@ -45,6 +51,7 @@ class Fit:
     table: np.ndarray
     chi2: np.ndarray
     used: np.ndarray
+    shared: bool
 
 
 def supported_order(asked: int, stamps: int) -> int:
@@ -93,6 +100,10 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
         gone_a, gone_b = assemble(sums, phi, free, outlier)
         a, b, used = a - gone_a, b - gone_b, left
     solution = solve(a, b)
-    table = free.expand(undiluted(solution.parameters, solution.covariance, sums, phi, free, used))
+    table = free.expand(solution.parameters)
     chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
-    return Fit(solution, free, table, chi2, used)
+    shared = bool(np.median(chi2[used]) < SHARED)
+    if not shared:
+        table = free.expand(undiluted(solution.parameters, solution.covariance, sums, phi, free, used))
+        chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
+    return Fit(solution, free, table, chi2, used, shared)

@@ -184,3 +184,15 @@ def test_clipping_stops_before_half_is_gone():
     basis, *_, sums, phi = sums_of(rng, n=12)
     result = fit(sums, phi, layout(basis.size, 3, 1, False), np.ones(12, bool), 0.01)
     assert result.used.sum() >= 6
+
+
+def test_an_image_minus_itself_is_nothing():
+    """The noise is the same in both: no correction for it, a kernel of one, no candidate, and a flag."""
+    p = pair(seed=40, stars=80)
+    p.science = p.reference
+    ctx = context()
+    kernel, made = subtract(p, ctx)
+    assert "shared_noise" in ctx.flags
+    assert kernel.at(128, 128).sum() == pytest.approx(1, abs=1e-3)
+    z = made["difference"].image / np.sqrt(made["difference"].variance)
+    assert np.nanmax(np.abs(z)) < 0.5
