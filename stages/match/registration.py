@@ -19,6 +19,9 @@ BRIGHTEST = 400
 ENOUGH = 4
 """Pairs below which the offset is not judged."""
 
+CHANCE = 0.1
+"""Share of the stars that may agree on an offset by chance."""
+
 CROWD = 10
 """Stars without such pairs from which the images show different skies."""
 
@@ -56,8 +59,8 @@ class Registration:
 
     @property
     def foreign(self) -> bool:
-        """Are there many stars, and next to no pairs?"""
-        return not self.judged and self.expected >= CROWD
+        """Are there many stars, and next to no pairs? Long lists make a few pairs by chance."""
+        return self.expected >= CROWD and self.pairs < max(ENOUGH, CHANCE * min(self.expected, BRIGHTEST))
 
 
 def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tolerance: float) -> Registration:

@@ -159,6 +159,14 @@ def test_a_wrong_registration_fails_but_goes_on(offset):
     assert kernel.size > 0
 
 
+def test_an_offset_beyond_the_search_fails_too():
+    """Hundreds of stars on both sides, none of them at home: chance pairs are no alignment."""
+    ctx = context()
+    subtract(pair(seed=41, shape=(384, 384), stars=250, offset=(45.0, 10.0), low=3000), ctx)
+    assert "misaligned" in ctx.flags
+    assert isinstance(ctx.failures[0], MisalignedError)
+
+
 def test_a_small_registration_error_is_taken_up_by_the_kernel():
     ctx = context()
     subtract(pair(seed=12, offset=(0.3, -0.2)), ctx)

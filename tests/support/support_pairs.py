@@ -27,9 +27,10 @@ def stars_image(shape, x, y, flux, width):
     out = np.zeros(shape)
     r = int(6 * width) + 2
     for a, b, f in zip(x, y, flux, strict=True):
-        j, i = np.mgrid[
-            max(int(b) - r, 0) : min(int(b) + r + 1, shape[0]), max(int(a) - r, 0) : min(int(a) + r + 1, shape[1])
-        ]
+        y0, y1, x0, x1 = int(b) - r, int(b) + r + 1, int(a) - r, int(a) + r + 1
+        if y1 <= 0 or x1 <= 0 or y0 >= shape[0] or x0 >= shape[1]:
+            continue
+        j, i = np.mgrid[max(y0, 0) : min(y1, shape[0]), max(x0, 0) : min(x1, shape[1])]
         out[j, i] += f / (2 * np.pi * width**2) * np.exp(-((i - a) ** 2 + (j - b) ** 2) / (2 * width**2))
     return out
 
