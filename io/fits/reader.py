@@ -254,13 +254,15 @@ def inspect(path: str | Path) -> Table:
     Raises
     ------
     InputError
-        Missing file, not FITS.
+        Missing file, not FITS, or ``FILE[EXT]`` with an EXT that is no image of the file.
     """
     path, extension = split_extension(str(path))
     with open_file(path) as source:
         try:
             chosen = source.image(extension)
         except InputError:
+            if extension is not None:
+                raise
             chosen = None
         rows = []
         for h in source.hdus:

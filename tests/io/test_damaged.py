@@ -319,3 +319,11 @@ def test_a_file_with_brackets_in_its_name(tmp_path):
     odd = image_file(tmp_path / "b.fits[SCI]")
     assert split_extension(str(odd)) == (str(odd), None)
     assert split_extension(f"{path}[SCI]") == (str(path), "SCI")
+
+
+def test_inspect_refuses_an_extension_that_is_not_there(tmp_path):
+    path = tmp_path / "a.fits"
+    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((4, 5), np.float32), name="SCI")]).writeto(path)
+    assert "image" in list(inspect(f"{path}[SCI]")["role"])
+    with pytest.raises(InputError, match="9"):
+        inspect(f"{path}[9]")
