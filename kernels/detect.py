@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
 EXACT = Tolerance(0.0, 0.0, "integers, compared bit by bit")
@@ -77,19 +77,8 @@ def components(image: Array, threshold: float) -> tuple[Array, int]:
     return implementation(LABELS, backend_of(image))(image, float(threshold))
 
 
-def local_maxima(image: Array, threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positive peaks above ``threshold`` in raster order: y, x (int64) and value (float64), on the host."""
-    return _peaks(image, peak_flags(image, threshold) > 0)
-
-
 def extrema(image: Array, threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Peaks of both signs beyond ``threshold`` in raster order: y, x (int64), signed value (float64), on the host."""
-    return _peaks(image, peak_flags(image, threshold) != 0)
-
-
-def _peaks(image: Array, at: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    from skydelta.kernels.backend import to_host
-
-    index = backend_of(image).xp.flatnonzero(at)
+    index = backend_of(image).xp.flatnonzero(peak_flags(image, threshold))
     y, x = np.divmod(to_host(index), image.shape[1])
     return y, x, to_host(image.ravel()[index]).astype(np.float64)

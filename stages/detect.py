@@ -16,6 +16,7 @@ from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.cutouts import cutouts
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -82,7 +83,7 @@ class Detect(Stage[DetectConfig]):
         label, area = _footprints(labels, y, x, count)
         own = _significant(snr, y, x, value, label, self.config.threshold)
         y, x, value, label = y[own], x[own], value[own], label[own]
-        patches = _patches(snr, y, x, 1)
+        patches = to_host(cutouts(snr, x, y, 1, np.nan))
         dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
         objects = _pair(y + dy, x + dx, value, label, labels, width, self.config.dipole_ratio)
         flags = self._flags(image, objects, area, label, width)
@@ -100,7 +101,7 @@ class Detect(Stage[DetectConfig]):
         flags |= np.where(area[o.label] > LARGE * width**2, bits("LARGE"), 0)
         if len(o.x) and image.mask is not None:
             reach = max(2, round(width / 2))
-            near = _patches(image.mask, np.rint(o.y).astype(int), np.rint(o.x).astype(int), reach, outside=-1)
+            near = to_host(cutouts(image.mask, np.rint(o.x), np.rint(o.y), reach, -1))
             planes = image.planes
             edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
             for name, wanted in (
@@ -149,17 +150,6 @@ def _footprints(labels: Array, y: np.ndarray, x: np.ndarray, count: int) -> tupl
         return np.zeros(0, int), np.zeros(count + 1, int)
     area = to_host(xp.bincount(labels.ravel(), minlength=count + 1))
     return to_host(labels[backend.asarray(y), backend.asarray(x)]).astype(int), area
-
-
-def _patches(plane: Array, y: np.ndarray, x: np.ndarray, half: int, outside: float = np.nan) -> np.ndarray:
-    """Host windows of 2 half + 1 px around positions; ``outside`` beyond the edge."""
-    backend = backend_of(plane)
-    o = np.arange(-half, half + 1)
-    j, i = y[:, None, None] + o[None, :, None], x[:, None, None] + o[None, None, :]
-    inside = (j >= 0) & (i >= 0) & (j < plane.shape[0]) & (i < plane.shape[1])
-    j, i = np.clip(j, 0, plane.shape[0] - 1), np.clip(i, 0, plane.shape[1] - 1)
-    values = to_host(plane[backend.asarray(j), backend.asarray(i)])
-    return np.where(inside, values, outside)
 
 
 def _significant(

@@ -17,6 +17,7 @@ from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.cutouts import cutouts
 from skydelta.kernels.fit import LobeFit, Status, fit_lobes, lobe_stamps, spline_coefficients
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
@@ -143,20 +144,17 @@ def _gather(image: Exposure, catalog: Catalog, side: int) -> Stamps:
     """Cut the stamps on the image's device."""
     assert image.variance is not None
     assert image.psf is not None
-    backend = image.backend
-    xp = backend.xp
+    xp = image.backend.xp
     at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
     middle = np.rint(at)
-    o = np.arange(side) - side // 2
-    j = backend.asarray(middle[:, 1, None, None].astype(int) + o[:, None])
-    i = backend.asarray(middle[:, 0, None, None].astype(int) + o)
-    height, width = image.shape
-    inside = (j >= 0) & (i >= 0) & (j < height) & (i < width)
-    where = xp.clip(j, 0, height - 1), xp.clip(i, 0, width - 1)
-    data, variance = image.image[where], image.variance[where]
-    good = inside & xp.isfinite(data) & xp.isfinite(variance) & (variance > 0)
+
+    def cut(plane: Array, outside: float = 0) -> Array:
+        return cutouts(plane, middle[:, 0], middle[:, 1], side // 2, outside)
+
+    data, variance = cut(image.image, np.nan), cut(image.variance)
+    good = xp.isfinite(data) & xp.isfinite(variance) & (variance > 0)
     if image.mask is not None:
-        good &= (image.mask[where] & image.planes.invalid) == 0
+        good &= (cut(image.mask) & image.planes.invalid) == 0
     one, zero = np.float32(1), np.float32(0)
     lobes = np.stack([_value(catalog, n) for n in ("x_pos", "y_pos", "x_neg", "y_neg")], 1).reshape(-1, 2, 2)
     return Stamps(

@@ -14,7 +14,7 @@ from skydelta.io.field import Domain, polynomial_terms
 from skydelta.io.psf import PixelPsf, Psf, fwhm
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_psf, radius, supported_order
-from skydelta.stages.stars import Stars, cutouts, find_stars
+from skydelta.stages.stars import Stars, find_stars, host_cutouts
 
 LEAST_HALF = 12
 """Smallest half-size of a measured PSF, px."""
@@ -197,12 +197,12 @@ def _samples(image: Exposure, stars: Stars, half: int) -> Samples:
     x, y = np.rint(stars.x).astype(int), np.rint(stars.y).astype(int)
     good = image.good()
     xp = image.backend.xp
-    raw = cutouts(xp.where(good, image.image, np.float32(0)), x, y, half + MARGIN)
-    usable = cutouts(good, x, y, half + MARGIN)
+    raw = host_cutouts(xp.where(good, image.image, np.float32(0)), x, y, half + MARGIN)
+    usable = host_cutouts(good, x, y, half + MARGIN)
     values = centre_stamps(raw, usable, stars.x - x, stars.y - y)
     inner = np.s_[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
     if image.variance is not None:
-        variance = cutouts(xp.where(good, image.variance, np.float32(0)), x, y, half)
+        variance = host_cutouts(xp.where(good, image.variance, np.float32(0)), x, y, half)
     else:
         outside = radius(2 * half + 1) > half
         sky = values[:, outside]

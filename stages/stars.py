@@ -12,7 +12,8 @@ from scipy.spatial import cKDTree
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.cutouts import cutouts
 
 THRESHOLD = 8.0
 """Least signal-to-noise of the smoothed image at a peak."""
@@ -158,7 +159,7 @@ def find_stars(exposure: Exposure) -> Stars:
     half = int(np.ceil(np.clip(2.0 * width, 5, 40)))
     use = slice(min(MOST, STAMP_PIXELS // (2 * half + 1) ** 2))
     x, y = peaks.x[use], peaks.y[use]
-    stamps, usable = cutouts(image, x, y, half), cutouts(good, x, y, half)
+    stamps, usable = host_cutouts(image, x, y, half), host_cutouts(good, x, y, half)
     shapes = measure_shapes(stamps, width)
     clump = _clump(shapes, peaks.snr[use])
     if abs(np.log(clump / width)) > 0.1:
@@ -170,19 +171,10 @@ def find_stars(exposure: Exposure) -> Stars:
     return _table(exposure, peaks, use, stamps, usable, shapes, clump, point is not None)
 
 
-def cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.ndarray:
-    """Windows of 2 half + 1 px around integer positions, zero outside the frame: (n, m, m) on the host.
-
-    float64 of an image, bool of a mask.
-    """
-    backend = backend_of(plane)
-    h, w = plane.shape
-    o = np.arange(-half, half + 1)
-    rows, columns = (np.asarray(a, np.int64)[:, None] + o for a in (y, x))
-    inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
-    at = np.clip(rows, 0, h - 1)[:, :, None] * w + np.clip(columns, 0, w - 1)[:, None, :]
-    values = to_host(backend.xp.ravel(plane)[backend.asarray(at)])
-    return values & inside if values.dtype == bool else np.where(inside, values.astype(float), 0.0)
+def host_cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.ndarray:
+    """`cutouts` on the host, zero outside the frame: float64 of an image, bool of a mask."""
+    values = to_host(cutouts(plane, x, y, half))
+    return values if values.dtype == bool else values.astype(float)
 
 
 def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Shapes:
@@ -289,10 +281,10 @@ def _noise(exposure: Exposure, image: Array, good: Array, sigma: float) -> Any:
 def _first_width(image: Array, good: Array, peaks: Peaks) -> float:
     """FWHM (px) from the medians on rings around the brightest unspoilt peaks: neighbours hardly matter."""
     x, y = peaks.x[: 2 * BRIGHTEST], peaks.y[: 2 * BRIGHTEST]
-    core = cutouts(good, x, y, 3).all(axis=(1, 2))
+    core = host_cutouts(good, x, y, 3).all(axis=(1, 2))
     pick = np.flatnonzero(core if core.any() else ~core)[:BRIGHTEST]
     half = 16
-    stamps = cutouts(image, x[pick], y[pick], half)
+    stamps = host_cutouts(image, x[pick], y[pick], half)
     o = np.arange(-half, half + 1)
     ring = np.rint(np.hypot(o, o[:, None])).astype(int)
     profile = np.stack([np.median(stamps[:, ring == r], axis=1) for r in range(half + 1)], axis=1)

@@ -16,6 +16,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import exposure_hdus, image_hdu, kernel_hdu, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
 PREVIEW = 512
@@ -97,17 +98,10 @@ class Write(Stage[WriteConfig]):
 def _stamps(images: dict[str, Array], catalog: Catalog, half: int) -> list[Any]:
     """Cubes (n, 2 half + 1, 2 half + 1) around the rows of a catalogue, NaN outside the image, and their ids."""
     x, y = (np.rint(np.asarray(catalog[c].value, float)).astype(int) for c in ("x", "y"))
-    o = np.arange(-half, half + 1)
     hdus = []
     for name, plane in images.items():
-        backend = backend_of(plane)
-        rows, columns = y[:, None, None] + o[None, :, None], x[:, None, None] + o[None, None, :]
-        inside = (rows >= 0) & (columns >= 0) & (rows < plane.shape[0]) & (columns < plane.shape[1])
-        j, i = np.clip(rows, 0, plane.shape[0] - 1), np.clip(columns, 0, plane.shape[1] - 1)
-        cube = np.zeros((0, 2 * half + 1, 2 * half + 1), np.float32)
-        if len(x):
-            cube = np.where(inside, to_host(plane[backend.asarray(j), backend.asarray(i)]), np.float32(np.nan))
-        hdus.append(fits.ImageHDU(cube.astype(np.float32) if len(x) else None, name=name))
+        cube = to_host(cutouts(plane, x, y, half, np.nan))
+        hdus.append(fits.ImageHDU(cube if len(x) else None, name=name))
     ids = fits.BinTableHDU.from_columns(
         [
             fits.Column("id", "K", array=np.asarray(catalog["id"])),

@@ -13,12 +13,13 @@ from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
+from skydelta.kernels.cutouts import cutouts
 from skydelta.kernels.normal_equations import stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
-from skydelta.stages.match.stamps import Selection, gather, model_weights, select
+from skydelta.stages.match.stamps import Selection, model_weights, select
 from skydelta.stages.noise import correlations, smeared
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
@@ -185,10 +186,10 @@ class Match(Stage[MatchConfig]):
         o = np.arange(-stamp, stamp + 1)
         uv = domain.uv(chosen.x[:, None] + o, chosen.y[:, None] + o)
         sums = stamp_sums(
-            gather(sharp.image, chosen.x, chosen.y, stamp + half),
-            gather(broad.image, chosen.x, chosen.y, stamp),
+            cutouts(sharp.image, chosen.x, chosen.y, stamp + half),
+            cutouts(broad.image, chosen.x, chosen.y, stamp),
             weight,
-            gather(sharp.variance, chosen.x, chosen.y, stamp),
+            cutouts(sharp.variance, chosen.x, chosen.y, stamp),
             _noise_gram(basis, correlations(sharp, broad, 1 / scale)[0]),
             uv,
             background_order,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.stars import Stars
 
 CELL = 50
@@ -37,15 +38,6 @@ class Selection:
         return len(self.x)
 
 
-def gather(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> Array:
-    """Windows of 2 half + 1 px around integer positions inside the plane: (n, 2 half + 1, 2 half + 1)."""
-    backend = backend_of(plane)
-    o = np.arange(-half, half + 1)
-    rows = backend.asarray(y[:, None, None] + o[None, :, None])
-    columns = backend.asarray(x[:, None, None] + o[None, None, :])
-    return plane[rows, columns]
-
-
 def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach: int) -> Selection:
     """The brightest stars of each cell of a grid.
 
@@ -70,8 +62,8 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     index = np.flatnonzero(inside & ~stars.saturated)
     clean = np.zeros(0, bool)
     if len(index):
-        bad = to_host((~gather(good_sharp, x[index], y[index], margin)).sum(axis=(1, 2)))
-        bad += to_host((~gather(good_broad, x[index], y[index], half)).sum(axis=(1, 2)))
+        bad = to_host((~cutouts(good_sharp, x[index], y[index], margin)).sum(axis=(1, 2)))
+        bad += to_host((~cutouts(good_broad, x[index], y[index], half)).sum(axis=(1, 2)))
         clean = bad == 0
     rejected["masked"] = int((~clean).sum())
     index = index[clean]
@@ -111,12 +103,12 @@ def model_weights(
     -------
     float32 (n, 2 half + 1, 2 half + 1), and the slope g in the unit of the broad image.
     """
-    backend = backend_of(sharp.image)
+    backend = sharp.backend
     xp, nd = backend.xp, backend.ndimage
-    total = gather(broad.variance, at.x, at.y, half)
-    total = total + np.float32(scale**2 / (4 * np.pi * spread**2)) * gather(sharp.variance, at.x, at.y, half)
+    total = cutouts(broad.variance, at.x, at.y, half)
+    total = total + np.float32(scale**2 / (4 * np.pi * spread**2)) * cutouts(sharp.variance, at.x, at.y, half)
     pad = int(np.ceil(3 * spread))
-    signal = nd.gaussian_filter(gather(sharp.image, at.x, at.y, half + pad), (0, spread, spread), truncate=3.0)
+    signal = nd.gaussian_filter(cutouts(sharp.image, at.x, at.y, half + pad), (0, spread, spread), truncate=3.0)
     signal = xp.maximum(signal[:, pad : signal.shape[1] - pad, pad : signal.shape[2] - pad] * np.float32(scale), 0)
     sky = xp.median(total.reshape(len(at), -1), axis=1)[:, None, None]
     bright = signal > 3 * xp.sqrt(sky)
