@@ -7,7 +7,7 @@ from pathlib import Path
 import skydelta
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "step-by-step")
-truth = skydelta.simulate(folder, size=512, seed=1)
+truth = skydelta.simulate(folder, overwrite=True, size=512, seed=1)
 
 # every stage is a function: inputs by position or name, settings by keyword
 science = skydelta.background(skydelta.read(truth.science))

@@ -62,7 +62,7 @@ def celestial_wcs(
     linear = [k for k in header if re.fullmatch(r"CD\d_\d", k)]
     if linear and not any(last(header, k) for k in linear):
         raise InputError(f"WCS cannot be used: {', '.join(linear)} are all 0")  # wcslib would take one degree a pixel
-    notes = _contradictions(header, types)
+    notes = _contradictions(header, types) + _defaults(header, types)
     needs_tables = any(card in header for card in _TABLE_CARDS) or any("-TAB" in t for t in types.values())
     hdulist = None
     if needs_tables and tables is not None:
@@ -126,6 +126,15 @@ def _contradictions(header: fits.Header, types: dict[int, str]) -> list[str]:
         notes.append(f"SIP cards are applied although CTYPE ({', '.join(types.values())}) does not say -SIP")
     if sip and any(re.fullmatch(r"PV\d+_[1-9]\d*", k) for k in header):
         notes.append("SIP and PV cards together: SIP is used, PV is ignored")
+    return notes
+
+
+def _defaults(header: fits.Header, types: dict[int, str]) -> list[str]:
+    """Cards of the sky axes that are missing; the standard's defaults put the image somewhere else, silently."""
+    sky = [i for i, t in types.items() if "-" in t]
+    notes = [f"{k}{i} is missing and taken as 0" for k in ("CRVAL", "CRPIX") for i in sky if f"{k}{i}" not in header]
+    if sky and not any(re.fullmatch(r"(CD|PC)\d+_\d+|CDELT\d+", k) for k in header):
+        notes.append("no CD, PC or CDELT card: a pixel is taken as one degree")
     return notes
 
 

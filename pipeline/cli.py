@@ -198,9 +198,10 @@ def inspect(files: tuple[str, ...]) -> None:
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path), required=False)
 @click.option("--list", "list_", is_flag=True, help="Show all settings and stop.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier pair in OUT.")
 @click.pass_context
 @reporting
-def simulate(ctx: click.Context, out: Path | None, list_: bool) -> None:
+def simulate(ctx: click.Context, out: Path | None, list_: bool, overwrite: bool) -> None:
     """Write a simulated science/reference pair with known truth into OUT.
 
     Every setting of the scene is an option: --size 1024 --seed 2 --same-grid; --list shows them all.
@@ -214,7 +215,7 @@ def simulate(ctx: click.Context, out: Path | None, list_: bool) -> None:
         return
     if out is None:
         raise ConfigError("simulate: OUT is missing, the folder to write to")
-    truth = make(out, **_settings(ctx.args))
+    truth = make(out, overwrite, **_settings(ctx.args))
     click.echo(f"{truth.science}\n{truth.reference}\n{truth.table}")
 
 

@@ -123,7 +123,7 @@ def main() -> int:
         console.print(f"kernels ready after {warm_up():.0f} s")
         shutil.rmtree(FOLDER, ignore_errors=True)
         console.print("simulating a pair with known truth ...")
-        pair = simulate(FOLDER / "pair", size=1024, seed=7)
+        pair = simulate(FOLDER / "pair", overwrite=True, size=1024, seed=7)
         inputs: dict[str, str | Path] = {"science": pair.science, "reference": pair.reference}
         result = run("difference", inputs=inputs, out=FOLDER / "run", id_="demo", progress=sys.stderr.isatty())
     except SkydeltaError as e:

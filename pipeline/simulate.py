@@ -137,7 +137,7 @@ class Truth:
     stars: QTable
 
 
-def simulate(out: Path | str, **settings: Any) -> Truth:
+def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth:
     """Write a simulated pair: ``science.fits``, ``reference.fits``, ``truth.ecsv`` and ``stars.ecsv``.
 
     The images hold HDUs SCI, VAR (variance of the noise-free model), DQ (bits named by ``MP_*`` cards, numbered
@@ -150,6 +150,8 @@ def simulate(out: Path | str, **settings: Any) -> Truth:
     ----------
     out : Path or str
         Folder; made if missing.
+    overwrite : bool
+        Whether these four files may be there already.
     **settings
         Fields of `SimulationConfig`; ``size`` may be one integer.
 
@@ -162,17 +164,21 @@ def simulate(out: Path | str, **settings: Any) -> Truth:
     ConfigError
         A setting that does not exist or is out of range.
     InputError
-        The images are too small or too crowded for the changes asked for.
+        The images are too small or too crowded for the changes asked for; or a file is there already.
     """
-    scene = build(**settings)
     folder = Path(out)
+    paths = {name: folder / f"{name}.fits" for name in ROLES}
+    tables = {name: folder / f"{name}.ecsv" for name in ("truth", "stars")}
+    there = [p for p in (*paths.values(), *tables.values()) if p.exists()]
+    if there and not overwrite:
+        raise InputError(f"simulate: {there[0]} exists; choose another folder, or overwrite")
+    scene = build(**settings)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {role: folder / f"{role}.fits" for role in ("science", "reference")}
     for role, path in paths.items():
         _hdus(getattr(scene, role), scene.config).writeto(path, overwrite=True)
-    scene.changes.write(folder / "truth.ecsv", format="ascii.ecsv", overwrite=True)
-    scene.stars.write(folder / "stars.ecsv", format="ascii.ecsv", overwrite=True)
-    return Truth(paths["science"], paths["reference"], folder / "truth.ecsv", scene.changes, scene.stars)
+    scene.changes.write(tables["truth"], format="ascii.ecsv", overwrite=True)
+    scene.stars.write(tables["stars"], format="ascii.ecsv", overwrite=True)
+    return Truth(paths["science"], paths["reference"], tables["truth"], scene.changes, scene.stars)
 
 
 def build(**settings: Any) -> Scene:

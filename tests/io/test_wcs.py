@@ -200,3 +200,22 @@ def test_plate_solution_survives_writing(shared_data, tmp_path):
     assert np.allclose(
         read(tmp_path / "plate.fits", device="cpu").wcs.all_pix2world(x, y, 0), plate.wcs.all_pix2world(x, y, 0)
     )
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (["CRVAL1"], "CRVAL1 is missing and taken as 0"),
+        (["CRPIX2"], "CRPIX2 is missing and taken as 0"),
+        (["CDELT1", "CDELT2"], "a pixel is taken as one degree"),
+        ([], None),
+    ],
+)
+def test_missing_cards_of_the_sky_are_said(gone, said):
+    cards = {"CTYPE": ("RA---TAN", "DEC--TAN"), "CRVAL": (150.0, 2.0), "CRPIX": (50.0, 50.0), "CDELT": (-1e-4, 1e-4)}
+    header = fits.Header({f"{k}{i + 1}": v[i] for k, v in cards.items() for i in range(2)})
+    for key in gone:
+        del header[key]
+    wcs, notes = celestial_wcs(header)
+    assert wcs is not None
+    assert notes == [] if said is None else any(said in note for note in notes)

@@ -34,6 +34,18 @@ def test_same_settings_give_the_same_bytes(tmp_path):
     assert digest(first.science) != digest(third.science)
 
 
+@pytest.mark.parametrize("name", ["science.fits", "reference.fits", "truth.ecsv", "stars.ecsv"])
+def test_what_is_there_is_not_overwritten_unasked(tmp_path, name):
+    mine = tmp_path / name
+    mine.write_bytes(b"mine")
+    with pytest.raises(InputError, match=rf"{name} exists; .* overwrite"):
+        simulate(tmp_path, **SMALL)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert mine.read_bytes() == b"mine"
+    simulate(tmp_path, overwrite=True, **SMALL)
+    assert mine.read_bytes() != b"mine"
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_files_hold_what_was_built(tmp_path, scene, compress):
     truth = simulate(tmp_path, **SMALL, compress=compress, psf=True)
