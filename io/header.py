@@ -9,7 +9,7 @@ import warnings
 from astropy import units as u
 from astropy.io import fits
 
-from skydelta.io.fits.layout import text
+from skydelta.io.fits.cards import text
 
 _WCS = re.compile(
     r"(WCSAXES|WCSNAME|WCSDIM|CTYPE\d|CUNIT\d|CRVAL\d|CRPIX\d|CDELT\d|CROTA\d|CRDER\d|CSYER\d|CNAME\d|CD\d+_\d+|"

@@ -16,7 +16,8 @@ from astropy.nddata import NDData
 from skydelta.errors import ConfigError, InputError
 from skydelta.io import variance as variances
 from skydelta.io.exposure import Exposure
-from skydelta.io.fits.layout import Hdu, number, text
+from skydelta.io.fits.cards import number, text
+from skydelta.io.fits.layout import Hdu
 from skydelta.io.fits.reader import InMemory, Source, open_file, role, split_extension
 from skydelta.io.header import unit_of, user_cards
 from skydelta.io.planes import MaskPlanes, decode_mask

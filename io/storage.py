@@ -16,6 +16,8 @@ import zlib
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from skydelta.errors import InputError
 
 CONTAINERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x1f\x9d": "LZW", b"PK\x03\x04": "zip"}
@@ -34,6 +36,10 @@ class Content(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """At most ``size`` bytes from ``offset``; fewer only at the end of the file."""
+        ...
+
+    def read_into(self, offset: int, out: np.ndarray) -> int:
+        """Fill uint8 (n,) from ``offset``; the bytes read, fewer only at the end of the file. Thread-safe."""
         ...
 
     def close(self) -> None: ...
@@ -82,6 +88,18 @@ class _File:
             wanted -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, offset: int, out: np.ndarray) -> int:
+        view, done = out.data, 0
+        while done < len(view):
+            try:
+                got = os.preadv(self._file.fileno(), [view[done : done + (1 << 30)]], offset + done)
+            except OSError as e:
+                raise InputError(f"{self._path}: cannot be read at byte {offset + done}: {e.strerror}") from None
+            if not got:
+                break
+            done += got
+        return done
+
     def close(self) -> None:
         self._file.close()
 
@@ -95,6 +113,11 @@ class Memory:
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]
+
+    def read_into(self, offset: int, out: np.ndarray) -> int:
+        got = max(min(len(out), self.size - offset), 0)
+        out[:got] = np.frombuffer(self._data, np.uint8, got, offset if got else 0)
+        return got
 
     def close(self) -> None:
         self._data = b""

@@ -12,7 +12,7 @@ from astropy.io import fits
 from astropy.wcs import WCS, FITSFixedWarning
 
 from skydelta.errors import InputError
-from skydelta.io.fits.layout import last, text
+from skydelta.io.fits.cards import last, text
 from skydelta.io.header import is_wcs_card
 
 ROUND_TRIP = 1e-6

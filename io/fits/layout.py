@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 from astropy.io import fits
 
 from skydelta.errors import InputError
+from skydelta.io.fits.cards import CARD, Cards, integer, last, text
 from skydelta.io.storage import Content
 
 BLOCK = 2880
-CARD = 80
 BITPIX = (8, 16, 32, 64, -32, -64)
-MAX_HEADER = 64 * 1024 * 1024
+MAX_HEADER = 32 * 1024 * 1024
 MAX_AXES = 999
+MAX_HDUS = 65536
 
 _KEYWORD = re.compile(rb"[A-Za-z0-9_\-]* *\Z")
-_UNSIGNED = {(8, -128): "int8", (16, 2**15): "uint16", (32, 2**31): "uint32", (64, 2**63): "uint64"}
+UNSIGNED = {(8, -128): "int8", (16, 2**15): "uint16", (32, 2**31): "uint32", (64, 2**63): "uint64"}
 STORED = {8: "uint8", 16: "int16", 32: "int32", 64: "int64", -32: "float32", -64: "float64"}
 
 
@@ -37,8 +35,8 @@ class Hdu:
     ----------
     index : int
     kind : {"image", "compressed image", "table", "groups", "other"}
-    header : astropy.io.fits.Header
-        As stored; of a compressed image, the header of the table that holds it.
+    cards : Cards
+        As stored; of a compressed image, those of the table that holds it.
     start, data : int
         First byte of the header and of the data.
     size : int
@@ -51,7 +49,7 @@ class Hdu:
 
     index: int
     kind: str
-    header: fits.Header
+    cards: Cards
     start: int = 0
     data: int = 0
     size: int = 0
@@ -59,14 +57,19 @@ class Hdu:
     fault: str | None = None
 
     @property
+    def header(self) -> fits.Header:
+        """``cards`` as astropy parses them."""
+        return self.cards.header
+
+    @property
     def name(self) -> str:
         """EXTNAME, else the EXTTYPE of masked images; upper case."""
-        found = text(self.header, "EXTNAME") or text(self.header, "EXTTYPE")
+        found = text(self.cards, "EXTNAME") or text(self.cards, "EXTTYPE")
         return found.upper()
 
     @property
     def version(self) -> int:
-        found = last(self.header, "EXTVER")
+        found = last(self.cards, "EXTVER")
         return found if isinstance(found, int) else 1
 
     @property
@@ -76,27 +79,33 @@ class Hdu:
     @property
     def bitpix(self) -> int:
         """Of the image, also when it is compressed."""
-        return last(self.header, "ZBITPIX" if self.kind == "compressed image" else "BITPIX")
+        return last(self.cards, "ZBITPIX" if self.kind == "compressed image" else "BITPIX")
 
     @property
     def compression(self) -> str:
         """ZCMPTYPE, or an empty text."""
-        return text(self.header, "ZCMPTYPE") if self.kind == "compressed image" else ""
+        return text(self.cards, "ZCMPTYPE") if self.kind == "compressed image" else ""
 
     @property
     def dtype(self) -> str:
         """Of the pixels after scaling: the exact unsigned forms keep integers, every other scaling gives floats."""
-        scale, zero = last(self.header, "BSCALE", 1), last(self.header, "BZERO", 0)
+        scale, zero = last(self.cards, "BSCALE", 1), last(self.cards, "BZERO", 0)
         stored = STORED.get(self.bitpix, "?")
         if not all(isinstance(v, int | float) for v in (scale, zero)):
             return "?"
-        if scale == 1 and (self.bitpix, zero) in _UNSIGNED:
-            return _UNSIGNED[self.bitpix, int(zero)]
+        if scale == 1 and (self.bitpix, zero) in UNSIGNED:
+            return UNSIGNED[self.bitpix, int(zero)]
         if self.bitpix < 0:
             return stored
-        if (scale, zero) != (1, 0) or last(self.header, "BLANK") is not None:
+        if (scale, zero) != (1, 0) or self.nullable:
             return "float32" if self.bitpix in (8, 16) else "float64"
         return stored
+
+    @property
+    def nullable(self) -> bool:
+        """Integer pixels may be null: there is a BLANK, or a ZBLANK of a compressed image."""
+        keywords = ("BLANK", "ZBLANK") if self.kind == "compressed image" else ("BLANK",)
+        return any(last(self.cards, k) is not None for k in keywords)
 
     @property
     def label(self) -> str:
@@ -108,56 +117,6 @@ class Hdu:
         shape = f" {self.shape}" if self.is_image else ""
         what = "image without pixels" if self.is_image and 0 in (self.shape or (0,)) else self.kind
         return f"[{self.index}] {self.name + ' ' if self.name else ''}{what}{shape if self.shape else ''}"
-
-
-def readable(header: fits.Header) -> fits.Header:
-    """A copy without the cards that cannot be parsed even after mending."""
-    out = fits.Header()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for card in header.cards:
-            try:
-                card.verify("silentfix+ignore")
-                card.value  # noqa: B018 - parsed here or never
-                out.append(card, end=True)
-            except (fits.VerifyError, ValueError, UnicodeError):
-                continue
-    return out
-
-
-def last(header: fits.Header, keyword: str, default: Any = None) -> Any:
-    """Value of a card; of repeated cards the last one; ``default`` when missing, undefined or unreadable."""
-    count = header.count(keyword) if keyword in header else 0
-    if count == 0:
-        return default
-    try:
-        value = header[(keyword, count - 1)]
-    except (fits.VerifyError, ValueError):
-        return default
-    return default if isinstance(value, fits.card.Undefined) else value
-
-
-def text(header: fits.Header, keyword: str) -> str:
-    """A text card without blanks around it; empty when missing or not a text."""
-    value = last(header, keyword, "")
-    return value.strip() if isinstance(value, str) else ""
-
-
-def number(header: fits.Header, keyword: str, default: float) -> float:
-    """A number card; a number written as text is used.
-
-    Raises
-    ------
-    InputError
-        Neither (the message names the card).
-    """
-    value = last(header, keyword, default)
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value.replace("D", "E").replace("d", "e")) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{keyword} = {value!r}; a number is needed") from None
 
 
 def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
@@ -173,6 +132,9 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
     offset = 0
     while offset < content.size:
         head = content.read(offset, BLOCK)
+        if len(hdus) == MAX_HDUS:
+            oddities.append(f"HDUs after the first {MAX_HDUS} are ignored")
+            break
         if offset and not head.startswith(b"XTENSION"):
             if head.strip(b"\x00 "):
                 oddities.append(
@@ -182,15 +144,15 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
         if not offset and not re.match(rb"SIMPLE  *=", head):
             raise InputError(f"{path}: not FITS: starts with {head[:9]!r}, SIMPLE = is needed")
         try:
-            header, data = _header(content, offset)
-            hdu = _interpret(Hdu(len(hdus), "other", header, offset, data), content.size)
+            cards, data = _header(content, offset)
+            hdu = _interpret(Hdu(len(hdus), "other", cards, offset, data), content.size)
         except InputError as e:
             if not hdus:
                 raise InputError(f"{path}: HDU 0: {e}", **e.numbers) from None
-            hdus.append(Hdu(len(hdus), "other", fits.Header(), offset, fault=str(e)))
+            hdus.append(Hdu(len(hdus), "other", Cards(header=fits.Header()), offset, fault=str(e)))
             break
         hdus.append(hdu)
-        if hdu.index == 0 and last(header, "SIMPLE") is False:
+        if hdu.index == 0 and last(cards, "SIMPLE") is False:
             oddities.append("SIMPLE = F: the file says that it does not follow the standard")
         if hdu.size < 0:
             break
@@ -198,7 +160,7 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
     return hdus, oddities
 
 
-def _header(content: Content, offset: int) -> tuple[fits.Header, int]:
+def _header(content: Content, offset: int) -> tuple[Cards, int]:
     """Header at ``offset`` and the first byte behind it."""
     blocks: list[bytes] = []
     at = offset
@@ -218,7 +180,7 @@ def _header(content: Content, offset: int) -> tuple[fits.Header, int]:
                 # control characters inside cards would make the header unusable for every later card
                 cards = re.sub(rb"[\x00-\x1f]", b" ", b"".join(blocks))
                 plain = re.sub(rb"[^ -~]", b"?", cards).decode("ascii")
-                return fits.Header.fromstring(plain), at + BLOCK
+                return Cards(plain), at + BLOCK
             if not _KEYWORD.match(keyword.replace(b"\x00", b" ")):
                 n = (at - offset + i) // CARD
                 if b"\n" in content.read(offset, 2 * CARD + 8):
@@ -231,25 +193,17 @@ def _header(content: Content, offset: int) -> tuple[fits.Header, int]:
     raise InputError(f"END card is missing in the first {MAX_HEADER} bytes of the header")
 
 
-def _integer(header: fits.Header, keyword: str, least: int, default: int | None = None) -> int:
-    value = last(header, keyword, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        found = "missing" if value is None else f"{value!r}"
-        raise InputError(f"{keyword} = {found}; an integer of at least {least} is needed")
-    return value
-
-
 def _interpret(hdu: Hdu, file_size: int) -> Hdu:
     """Fill in kind, size and shape. A size of -1 means that nothing behind this HDU can be found."""
-    header = hdu.header
+    header = hdu.cards
     bitpix = last(header, "BITPIX")
     if bitpix not in BITPIX or isinstance(bitpix, bool):
         kind = "image" if text(header, "XTENSION") in ("", "IMAGE") else "other"
         allowed = ", ".join(map(str, BITPIX))
         return replace(hdu, kind=kind, size=-1, fault=f"BITPIX = {bitpix!r}; allowed: {allowed}")
     try:
-        axes = [_integer(header, f"NAXIS{i + 1}", 0) for i in range(_naxis(header, "NAXIS"))]
-        extra, groups = _integer(header, "PCOUNT", 0, 0), _integer(header, "GCOUNT", 0, 1)
+        axes = [integer(header, f"NAXIS{i + 1}", 0) for i in range(_naxis(header, "NAXIS"))]
+        extra, groups = integer(header, "PCOUNT", 0, 0), integer(header, "GCOUNT", 0, 1)
     except InputError as e:
         return replace(hdu, kind="image", size=-1, fault=str(e))
     random_groups = hdu.index == 0 and last(header, "GROUPS") is True and (not axes or axes[0] == 0)
@@ -262,7 +216,7 @@ def _interpret(hdu: Hdu, file_size: int) -> Hdu:
             hdu = replace(hdu, fault=f"PCOUNT = {extra}, GCOUNT = {groups} in an image; 0 and 1 are needed")
     elif hdu.kind == "compressed image":
         try:
-            shape = [_integer(header, f"ZNAXIS{i + 1}", 0) for i in range(_naxis(header, "ZNAXIS"))]
+            shape = [integer(header, f"ZNAXIS{i + 1}", 0) for i in range(_naxis(header, "ZNAXIS"))]
             hdu = replace(hdu, shape=tuple(reversed(shape)))
             if hdu.bitpix not in BITPIX:
                 raise InputError(f"ZBITPIX = {hdu.bitpix!r}; allowed: {', '.join(map(str, BITPIX))}")
@@ -274,14 +228,14 @@ def _interpret(hdu: Hdu, file_size: int) -> Hdu:
     return hdu
 
 
-def _naxis(header: fits.Header, keyword: str) -> int:
-    n = _integer(header, keyword, 0)
+def _naxis(header: Cards, keyword: str) -> int:
+    n = integer(header, keyword, 0)
     if n > MAX_AXES:
         raise InputError(f"{keyword} = {n}; at most {MAX_AXES} are allowed")
     return n
 
 
-def _kind(header: fits.Header, index: int, random_groups: bool) -> str:
+def _kind(header: Cards, index: int, random_groups: bool) -> str:
     if random_groups:
         return "groups"
     xtension = text(header, "XTENSION")
@@ -290,52 +244,3 @@ def _kind(header: fits.Header, index: int, random_groups: bool) -> str:
     if xtension == "BINTABLE" and last(header, "ZIMAGE") is True:
         return "compressed image"
     return "table" if xtension in ("BINTABLE", "TABLE", "A3DTABLE") else "other"
-
-
-def raw_pixels(hdu: Hdu, data: bytes) -> tuple[np.ndarray, list[str]]:
-    """Pixels of an uncompressed image in native byte order, scaled as FITS 4.0 (4.4.2, 5.2) says.
-
-    BLANK is compared in the stored domain and becomes NaN; the exact unsigned forms keep their integer type.
-
-    Raises
-    ------
-    InputError
-        BSCALE, BZERO or BLANK is not a number.
-    """
-    oddities = [
-        f"{key} is given {n} times; the last one is used"
-        for key in ("BSCALE", "BZERO", "BLANK")
-        if (n := hdu.header.count(key) if key in hdu.header else 0) > 1
-    ]
-    stored = np.frombuffer(data, np.dtype(STORED[hdu.bitpix]).newbyteorder(">")).reshape(hdu.shape)
-    scale, zero = number(hdu.header, "BSCALE", 1.0), number(hdu.header, "BZERO", 0.0)
-    for key in ("BSCALE", "BZERO"):
-        if isinstance(last(hdu.header, key), str):
-            oddities.append(f"{key} is a text; its number is used")
-    if not np.isfinite(scale) or not np.isfinite(zero) or scale == 0:
-        raise InputError(f"BSCALE = {scale}, BZERO = {zero}; finite numbers and BSCALE other than 0 are needed")
-    blank = last(hdu.header, "BLANK")
-    if blank is not None and hdu.bitpix < 0:
-        oddities.append(f"BLANK = {blank!r} on floating-point pixels is ignored")
-        blank = None
-    if blank is not None and (isinstance(blank, bool) or not isinstance(blank, int)):
-        raise InputError(f"BLANK = {blank!r}; an integer is needed")
-    unsigned = _UNSIGNED.get((hdu.bitpix, int(zero))) if scale == 1 and zero == int(zero) else None
-    blanks = None if blank is None else stored == blank
-    if unsigned is not None and (blanks is None or not blanks.any()):
-        native = stored.astype(stored.dtype.newbyteorder("="))
-        bits = native.view(f"u{native.itemsize}") ^ np.array(1 << (8 * native.itemsize - 1), f"u{native.itemsize}")
-        return bits.view(unsigned), oddities
-    if hdu.bitpix < 0:
-        pixels = stored.astype(STORED[hdu.bitpix])
-    elif (scale, zero) == (1, 0) and blank is None:
-        return stored.astype(STORED[hdu.bitpix]), oddities
-    else:
-        pixels = stored.astype("float32" if hdu.bitpix in (8, 16) else "float64")
-    if scale != 1:
-        pixels *= pixels.dtype.type(scale)
-    if zero != 0:
-        pixels += pixels.dtype.type(zero)
-    if blanks is not None:
-        pixels[blanks] = np.nan
-    return pixels, oddities

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from astropy.io import fits
 from astropy.table import Table
 
 from skydelta.errors import InputError
-from skydelta.io.fits import tiled
-from skydelta.io.fits.layout import Hdu, raw_pixels, readable, scan
+from skydelta.io.fits import pixels
+from skydelta.io.fits.cards import Cards, readable
+from skydelta.io.fits.layout import Hdu, scan
 from skydelta.io.storage import POSIX, Storage
 
 ROLES = {
@@ -51,7 +53,9 @@ class Source:
     hdus: list[Hdu]
     oddities: list[str]
 
-    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: pixels.Section | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
         raise TypeError("a source implements _pixels")
 
     def astropy(self) -> fits.HDUList:
@@ -70,8 +74,18 @@ class Source:
     def error(self, hdu: Hdu, message: str, **numbers: object) -> InputError:
         return InputError(f"{self.label}: {hdu.label}: {message}", **numbers)
 
-    def read(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def read(
+        self, hdu: Hdu, dtype: Literal["native", "float32"] = "native", section: pixels.Section | None = None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
         """Image header, pixels in native byte order (y, x), and what is odd about them.
+
+        Parameters
+        ----------
+        hdu : Hdu
+        dtype : {"native", "float32"}
+            native keeps integers and float64.
+        section : tuple of slice, optional
+            One slice an axis; only what it touches is read and decoded.
 
         Raises
         ------
@@ -85,7 +99,7 @@ class Source:
         if 0 in (hdu.shape or (0,)):
             raise self.error(hdu, f"has no pixel data (shape {hdu.shape})")
         try:
-            return self._pixels(hdu)
+            return self._pixels(hdu, dtype, section)
         except InputError as e:
             raise self.error(hdu, str(e), **e.numbers) from None
         except MemoryError:
@@ -204,13 +218,10 @@ class FitsFile(Source):
             self.content.close()
             raise
 
-    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
-        data = self.content.read(hdu.data, hdu.size)
-        if len(data) != hdu.size:
-            raise InputError(f"data are truncated: {hdu.size} bytes expected, {len(data)} present")
-        if hdu.kind == "compressed image":
-            return tiled.decode(hdu, data)
-        return hdu.header, *raw_pixels(hdu, data)
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: pixels.Section | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+        return pixels.read(hdu, self.content, dtype, section)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))
@@ -232,11 +243,15 @@ class InMemory(Source):
         self.hdus = []
         for i, hdu in enumerate(hdulist):
             kind = "image" if hdu.is_image else "table"
-            self.hdus.append(Hdu(i, kind, hdu.header, shape=tuple(hdu.shape) if hdu.is_image else ()))
+            self.hdus.append(Hdu(i, kind, Cards(header=hdu.header), shape=tuple(hdu.shape) if hdu.is_image else ()))
 
-    def _pixels(self, hdu: Hdu) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: pixels.Section | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
-        return hdu.header, data.astype(data.dtype.newbyteorder("="), copy=False), []
+        data = data if section is None else data[section]
+        wanted = np.dtype("float32") if dtype == "float32" else data.dtype.newbyteorder("=")
+        return hdu.header, data.astype(wanted, copy=False), []
 
     def astropy(self) -> fits.HDUList:
         return self._hdulist

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tile-compressed images: the structure is checked here, the tiles are decoded by astropy.
+"""Tile-compressed images: the table that holds them becomes a table of tiles for the decoders (FITS 4.0, 10.1 to 10.4).
 
-The C decoders trust sizes that come from the file, so whatever they would trust (tile grid, descriptors, sizes inside
-the streams) is checked before they see a byte (FITS 4.0, 10.1 to 10.4).
+Nothing that a file says about sizes is passed on unchecked: tile grid, row length, descriptors, parameters.
 """
 
 from __future__ import annotations
@@ -10,26 +9,43 @@ from __future__ import annotations
 import math
 import re
 import struct
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from astropy.io import fits
 
 from skydelta.errors import InputError
-from skydelta.io.fits.layout import BLOCK, Hdu, last, text
+from skydelta.io.fits.cards import Cards, integer, last, number, readable, text
+from skydelta.io.fits.layout import Hdu
+from skydelta.io.storage import Content
+from skydelta.kernels import decode as kernel
+from skydelta.kernels.decode import LOSSLESS, NO_DITHER, RANDOM, Form, Tiles
 
-METHODS = ("NOCOMPRESS", "RICE_1", "GZIP_1", "GZIP_2", "PLIO_1", "HCOMPRESS_1")
+METHODS = {
+    "NOCOMPRESS": kernel.RAW,
+    "RICE_1": kernel.RICE,
+    "GZIP_1": kernel.GZIP1,
+    "GZIP_2": kernel.GZIP2,
+    "PLIO_1": kernel.PLIO,
+    "HCOMPRESS_1": kernel.HCOMPRESS,
+    "RICE_ONE": kernel.RICE,
+}
+"""Values of ZCMPTYPE; the last is an older name."""
+
+FALLBACKS = {"GZIP_COMPRESSED_DATA": kernel.GZIP1, "UNCOMPRESSED_DATA": kernel.RAW}
+"""Columns that hold the tiles which COMPRESSED_DATA leaves empty, as values that are not quantised."""
+
+DITHERS = ("SUBTRACTIVE_DITHER_1", "SUBTRACTIVE_DITHER_2")
+UNDITHERED = ("", "NO_DITHER", "NONE")
 RICE_BLOCKS = (16, 32)
 RICE_BYTES = (1, 2, 4)
-HCOMPRESS_MAGIC = b"\xdd\x99"
+
 MAX_RATIO = 5000
 """Pixel bytes per stored byte above which a size of more than a gigabyte is not believed."""
 
-DATA_COLUMNS = {"COMPRESSED_DATA": "", "GZIP_COMPRESSED_DATA": "GZIP_1", "UNCOMPRESSED_DATA": "NOCOMPRESS"}
-"""Columns that hold tiles and the method they imply; empty: that of the header."""
-
-_FORM = re.compile(r"(\d*)(?:([PQ])([LXBAIJKEDCM])|([LXBAIJKEDCM]))")
+_FORM = re.compile(r"(\d{0,9})(?:([PQ])([LXBAIJKEDCM])|([LXBAIJKEDCM]))")
+_WIDTH = {"L": 1, "B": 1, "A": 1, "I": 2, "J": 4, "K": 8, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
+_NUMBERS = {"B": ">u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
 
 
 @dataclass(frozen=True)
@@ -52,21 +68,44 @@ class TileGrid:
     def __len__(self) -> int:
         return math.prod(self.counts)
 
-    def slices(self, row: int) -> tuple[slice, ...]:
-        """The pixels of the tile in table row ``row``; edge tiles are cut to the image."""
-        index = np.unravel_index(row, self.counts)
-        return tuple(slice(i * t, min((i + 1) * t, n)) for i, t, n in zip(index, self.tile, self.shape, strict=True))
+    def touched(self, section: tuple[slice, ...]) -> np.ndarray:
+        """int64 (n,): rows of the tiles that hold pixels of a section (start and stop inside the image, not empty)."""
+        parts = [np.arange(s.start // t, -(-s.stop // t)) for s, t in zip(section, self.tile, strict=True)]
+        return np.ravel_multi_index(np.ix_(*parts), self.counts).reshape(-1).astype(np.int64)
 
-    def pixels(self) -> np.ndarray:
-        """int64 (n,): pixels of each tile."""
-        per_axis = [
-            np.minimum(np.arange(1, c + 1) * t, n) - np.arange(c) * t
-            for c, t, n in zip(self.counts, self.tile, self.shape, strict=True)
-        ]
-        out = np.ones(1, np.int64)
-        for lengths in per_axis:
-            out = np.multiply.outer(out, lengths).reshape(-1)
-        return out
+    def boxes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 (n, d) first pixel and size of tiles; edge tiles are cut to the image."""
+        shape, tile = np.array(self.shape, np.int64), np.array(self.tile, np.int64)
+        origin = np.stack(np.unravel_index(rows, self.counts), axis=1).astype(np.int64) * tile
+        return origin, np.minimum(tile, shape - origin)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What it takes to decode a compressed image or a section of it.
+
+    Attributes
+    ----------
+    tiles : Tiles
+        Offsets in ``heap``.
+    rows : int64 (n,)
+        Table row of each tile.
+    total : int
+        Tiles of the whole image.
+    form : Form
+        Scaling left out.
+    heap : uint8 (m,)
+    method : str
+    oddities : list of str
+    """
+
+    tiles: Tiles
+    rows: np.ndarray
+    total: int
+    form: Form
+    heap: np.ndarray
+    method: str
+    oddities: list[str]
 
 
 def grid_of(hdu: Hdu) -> TileGrid:
@@ -79,226 +118,285 @@ def grid_of(hdu: Hdu) -> TileGrid:
     """
     tile = []
     for i, n in enumerate(reversed(hdu.shape)):
-        default = n if i == 0 else 1
-        t = last(hdu.header, f"ZTILE{i + 1}", default)
-        if isinstance(t, bool) or not isinstance(t, int) or t < 1:
-            raise InputError(f"ZTILE{i + 1} = {t!r}; an integer of at least 1 is needed")
+        t = integer(hdu.cards, f"ZTILE{i + 1}", 1, max(n, 1) if i == 0 else 1)
         tile.append(min(t, max(n, 1)))
     grid = TileGrid(hdu.shape, tuple(reversed(tile)))
-    rows = last(hdu.header, "NAXIS2")
-    if rows != len(grid):
+    rows = last(hdu.cards, "NAXIS2")
+    if last(hdu.cards, "NAXIS") != 2 or rows != len(grid):
         raise InputError(f"NAXIS2 = {rows} tiles; {len(grid)} are needed for {hdu.shape} in tiles of {grid.tile}")
     return grid
 
 
-def check(hdu: Hdu, data: bytes) -> TileGrid:
-    """Check everything that the decoders trust.
+def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...]) -> Plan:
+    """Check the structure, read the descriptors and the bytes of the tiles that a section touches.
+
+    Parameters
+    ----------
+    hdu : Hdu
+        A compressed image.
+    content : Content
+    stored : str
+        Type of ZBITPIX.
+    section : tuple of slice
+        Inside the image, not empty.
 
     Raises
     ------
     InputError
-        Names the card or the tile, the value found and the value allowed.
+        Names the card or the tiles, the value found and the value allowed.
     """
-    method = text(hdu.header, "ZCMPTYPE")
+    method = text(hdu.cards, "ZCMPTYPE")
     if method not in METHODS:
-        raise InputError(f"ZCMPTYPE = {last(hdu.header, 'ZCMPTYPE')!r}; allowed: {', '.join(METHODS)}")
+        raise InputError(f"ZCMPTYPE = {last(hdu.cards, 'ZCMPTYPE')!r}; allowed: {', '.join(METHODS)}")
     grid = grid_of(hdu)
     pixel_bytes = math.prod(hdu.shape) * abs(hdu.bitpix) // 8
     if pixel_bytes > max(1 << 30, MAX_RATIO * hdu.size):
         raise InputError(f"{hdu.size} stored bytes cannot hold {pixel_bytes} bytes of pixels {hdu.shape}")
-    if method == "RICE_1":
-        _check_rice(hdu.header)
-    if method == "HCOMPRESS_1" and (len(grid.tile) < 2 or any(t != 1 for t in grid.tile[:-2])):
+    if METHODS[method] == kernel.HCOMPRESS and sum(t != 1 for t in grid.tile) != 2:
         raise InputError(f"HCOMPRESS_1 tiles of {grid.tile}; two-dimensional tiles are needed")
-    columns = _columns(hdu, data)
-    if "COMPRESSED_DATA" not in columns:
+    table = _Table(hdu, content)
+    rows = grid.touched(section)
+    offset, length, codec = _places(table, METHODS[method], rows, len(grid))
+    oddities: list[str] = []
+    origin, extent = grid.boxes(rows)
+    dither, scale, zero, exact_zero = _quantization(hdu.cards, table, rows, stored, codec, oddities)
+    blank, has_blank = _blanks(hdu.cards, table, rows, dither)
+    heap, offset = gather(content, hdu.data + table.heap, offset, length)
+    tiles = Tiles(offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
+    block, nbytes, smooth = _parameters(hdu.cards, METHODS[method])
+    form = Form(stored, exact_zero=exact_zero, rice_block=block, rice_bytes=nbytes, smooth=smooth)
+    return Plan(tiles, rows, len(grid), form, heap, method, oddities)
+
+
+class _Table:
+    """The rows of the table: descriptors of variable-length columns and numbers of plain ones.
+
+    Attributes
+    ----------
+    heap : int
+        First byte of the heap, from the start of the data.
+    size : int
+        Bytes of the heap.
+    """
+
+    def __init__(self, hdu: Hdu, content: Content) -> None:
+        rows, row_bytes = integer(hdu.cards, "NAXIS2", 0), integer(hdu.cards, "NAXIS1", 0)
+        self.heap = last(hdu.cards, "THEAP", row_bytes * rows)
+        if (
+            isinstance(self.heap, bool)
+            or not isinstance(self.heap, int)
+            or not row_bytes * rows <= self.heap <= hdu.size
+        ):
+            raise InputError(f"THEAP = {self.heap!r}; {row_bytes * rows} to {hdu.size} are allowed")
+        self.size = hdu.size - self.heap
+        self._columns: dict[str, tuple[int, str, str]] = {}
+        at = 0
+        for i in range(1, min(integer(hdu.cards, "TFIELDS", 0, 0), 999) + 1):
+            form = text(hdu.cards, f"TFORM{i}")
+            match = _FORM.match(form)
+            if match is None:
+                raise InputError(f"TFORM{i} = {form!r} is not a column format")
+            repeat, code, element = int(match[1] or 1), match[2] or match[4], match[3] or ""
+            nbytes = -(-repeat // 8) if code == "X" else repeat * _WIDTH[code]
+            if repeat == 1:
+                self._columns.setdefault(text(hdu.cards, f"TTYPE{i}").upper(), (at, code, element))
+            at += nbytes
+        if at != row_bytes:
+            raise InputError(f"NAXIS1 = {row_bytes} bytes a row; the columns need {at}")
+        self._bytes = read_array(content, hdu.data, rows * row_bytes).reshape(rows, row_bytes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def _cells(self, name: str, nbytes: int) -> np.ndarray:
+        at = self._columns[name][0]
+        return np.ascontiguousarray(self._bytes[:, at : at + nbytes])
+
+    def numbers(self, name: str) -> np.ndarray:
+        """(rows,) of a column with one number a row.
+
+        Raises
+        ------
+        InputError
+            The column has another format.
+        """
+        _, code, _ = self._columns[name]
+        if code not in _NUMBERS:
+            raise InputError(f"column {name} has format {code}; one of {', '.join(_NUMBERS)} is needed")
+        dtype = np.dtype(_NUMBERS[code])
+        return self._cells(name, dtype.itemsize).view(dtype)[:, 0].astype(dtype.newbyteorder("="))
+
+    def streams(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """int64 (rows,) byte offsets in the heap and lengths in bytes.
+
+        Raises
+        ------
+        InputError
+            The column is not of variable length, or a descriptor points outside the heap.
+        """
+        _, code, element = self._columns[name]
+        if code not in "PQ":
+            raise InputError(f"column {name} has format {code}; P or Q is needed")
+        pairs = self._cells(name, _WIDTH[code]).view(">i4" if code == "P" else ">i8").astype(np.int64)
+        counts, offsets, width = pairs[:, 0], pairs[:, 1], _WIDTH[element]
+        bad = (counts < 0) | (counts > self.size // width) | (counts > 0) & ((offsets < 0) | (offsets > self.size))
+        bad |= (counts > 0) & (np.where(bad, 0, counts) * width > self.size - np.where(bad, 0, offsets))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise InputError(
+                f"{names(np.flatnonzero(bad))}: {name} descriptor ({counts[row]}, {offsets[row]}) "
+                f"of tile {row} points outside the heap of {self.size} bytes",
+                tiles=np.flatnonzero(bad).tolist(),
+            )
+        return offsets, counts * width
+
+
+def _places(table: _Table, codec: int, rows: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offset, length and codec of tiles: the first column that holds something wins."""
+    if "COMPRESSED_DATA" not in table:
         raise InputError("column COMPRESSED_DATA is missing")
-    pixels = grid.pixels()
-    filled = np.zeros(len(grid), bool)
-    for name, column in columns.items():
-        _check_extent(name, column, len(data) - column.heap)
-        if name not in DATA_COLUMNS:
-            continue
-        filled |= column.counts > 0
-        stream_check = _STREAM_CHECKS.get(DATA_COLUMNS[name] or method)
-        if stream_check is None:
-            continue
-        for row in np.flatnonzero(column.counts > 0):
-            start = column.heap + int(column.offsets[row])
-            stream = data[start : start + int(column.counts[row]) * column.width]
-            fault = stream_check(stream, int(pixels[row]), tuple(s.stop - s.start for s in grid.slices(int(row))))
-            if fault:
-                raise InputError(f"tile {row}: {fault}", tiles=[int(row)])
-    if not filled.all():
-        raise InputError(f"{_names(np.flatnonzero(~filled))} of {len(grid)} hold no data in any column")
-    return grid
+    offset, length = (a[rows] for a in table.streams("COMPRESSED_DATA"))
+    codecs = np.full(len(rows), codec, np.uint8)
+    for name, other in FALLBACKS.items():
+        if name in table:
+            empty = length == 0
+            other_offset, other_length = (a[rows] for a in table.streams(name))
+            offset, length = np.where(empty, other_offset, offset), np.where(empty, other_length, length)
+            # the top bit marks a fallback until `_quantization` has seen it
+            codecs[empty] = other | 0x80
+    missing = rows[length == 0]
+    if len(missing):
+        raise InputError(f"{names(missing)} of {total} hold no data in any column", tiles=missing.tolist())
+    return offset, length, codecs
 
 
-@dataclass(frozen=True)
-class _Column:
-    """Descriptors of a variable-length column: int64 (n,) counts and byte offsets from ``heap``, bytes per element."""
+def _quantization(
+    cards: Cards, table: _Table, rows: np.ndarray, stored: str, codec: np.ndarray, oddities: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    """dither, scale and zero of each tile and the rule for exact zeros; clears the fallback marks of ``codec``.
 
-    counts: np.ndarray
-    offsets: np.ndarray
-    width: int
-    heap: int
-
-
-_WIDTH = {"L": 1, "B": 1, "A": 1, "I": 2, "J": 4, "K": 8, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
-
-
-def _columns(hdu: Hdu, data: bytes) -> dict[str, _Column]:
-    """The variable-length columns of the table."""
-    rows, row_bytes = last(hdu.header, "NAXIS2"), last(hdu.header, "NAXIS1")
-    heap = last(hdu.header, "THEAP", row_bytes * rows)
-    if isinstance(heap, bool) or not isinstance(heap, int) or not row_bytes * rows <= heap <= len(data):
-        raise InputError(f"THEAP = {heap!r}; {row_bytes * rows} to {len(data)} are allowed")
-    table = np.frombuffer(data, np.uint8, rows * row_bytes).reshape(rows, row_bytes)
-    found: dict[str, _Column] = {}
-    at = 0
-    for i in range(1, (last(hdu.header, "TFIELDS", 0) or 0) + 1):
-        form = text(hdu.header, f"TFORM{i}")
-        match = _FORM.match(form)
-        if match is None:
-            raise InputError(f"TFORM{i} = {form!r} is not a column format")
-        repeat, code, element = int(match[1] or 1), match[2] or match[4], match[3]
-        nbytes = -(-repeat // 8) if code == "X" else repeat * _WIDTH[code]
-        if element in _WIDTH and repeat == 1 and at + nbytes <= row_bytes:
-            pairs = np.ascontiguousarray(table[:, at : at + nbytes]).view(">i4" if code == "P" else ">i8")
-            name = text(hdu.header, f"TTYPE{i}").upper()
-            found[name] = _Column(pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64), _WIDTH[element], heap)
-        at += nbytes
-    if at != row_bytes:
-        raise InputError(f"NAXIS1 = {row_bytes} bytes a row; the columns need {at}")
-    return found
-
-
-def _check_extent(name: str, column: _Column, heap_size: int) -> None:
-    """Every descriptor must lie inside the heap."""
-    nbytes = column.counts * column.width
-    bad = (column.counts < 0) | (column.offsets < 0) | (column.counts > heap_size) | (column.offsets > heap_size)
-    bad |= (column.counts > 0) & (nbytes > heap_size - np.where(bad, 0, column.offsets))
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise InputError(
-            f"{_names(np.flatnonzero(bad))}: {name} descriptor ({column.counts[row]}, {column.offsets[row]}) "
-            f"of tile {row} points outside the heap of {heap_size} bytes",
-            tiles=np.flatnonzero(bad).tolist(),
-        )
-
-
-def _check_rice(header: fits.Header) -> None:
-    parameters = {
-        text(header, f"ZNAME{i}").upper(): last(header, f"ZVAL{i}") for i in range(1, 10) if f"ZNAME{i}" in header
-    }
-    for name, allowed in (("BLOCKSIZE", RICE_BLOCKS), ("BYTEPIX", RICE_BYTES)):
-        if name in parameters and parameters[name] not in allowed:
-            raise InputError(f"{name} = {parameters[name]!r}; allowed: {', '.join(map(str, allowed))}")
-
-
-def _rice_stream(stream: bytes, pixels: int, shape: tuple[int, ...]) -> str | None:
-    """A block of 32 pixels takes 3 bits at least, behind a first value of 1 byte at least."""
-    least = 1 + 3 * (-(-pixels // 32)) // 8
-    return (
-        f"{len(stream)} bytes cannot hold {pixels} pixels; at least {least} are needed" if len(stream) < least else None
-    )
-
-
-def _gzip_stream(stream: bytes, pixels: int, shape: tuple[int, ...]) -> str | None:
-    if len(stream) < 18 or stream[:2] != b"\x1f\x8b":
-        return f"starts with {stream[:2]!r} and has {len(stream)} bytes; a gzip member is needed"
-    inflated = struct.unpack("<I", stream[-4:])[0]
-    if inflated not in {pixels * width for width in (1, 2, 4, 8)}:
-        return f"inflates to {inflated} bytes; {pixels} pixels of 1, 2, 4 or 8 bytes are needed"
-    return None
-
-
-def _plio_stream(stream: bytes, pixels: int, shape: tuple[int, ...]) -> str | None:
-    words = np.frombuffer(stream[: len(stream) // 2 * 2], ">i2")
-    if len(words) < 3:
-        return f"{len(words)} words; at least 3 are needed"
-    if words[2] > 0:
-        length, first = int(words[2]), 3
-    elif len(words) < 7:
-        return f"{len(words)} words; at least 7 are needed"
+    A tile is quantised if the image is floating-point and has ZSCALE, whatever ZQUANTIZ says.
+    """
+    n = len(rows)
+    fallback = codec >= 0x80
+    codec &= 0x7F
+    dither, scale, zero = np.full(n, LOSSLESS, np.int32), np.ones(n), np.zeros(n)
+    if not stored.startswith("float") or not ("ZSCALE" in table or "ZSCALE" in cards):
+        return dither, scale, zero, False
+    for name, values, default in (("ZSCALE", scale, 1.0), ("ZZERO", zero, 0.0)):
+        values[:] = table.numbers(name)[rows] if name in table else number(cards, name, default)
+    method = text(cards, "ZQUANTIZ")
+    if method in UNDITHERED:
+        dither[:] = NO_DITHER
+    elif method in DITHERS:
+        if "ZDITHER0" not in cards:
+            oddities.append("ZDITHER0 is missing; 1 is used")  # FITS 4.0, 10.2.1; some readers take 0: other pixels
+        dither[:] = (rows + integer(cards, "ZDITHER0", 1, 1) - 1) % RANDOM
     else:
-        length, first = (int(words[4]) << 15) + int(words[3]), int(words[1])
-    if not 0 <= first <= length <= len(words):
-        return f"line list from word {first} to {length}; {len(words)} words are there"
-    return None
+        raise InputError(f"ZQUANTIZ = {method!r}; allowed: {', '.join((*UNDITHERED[1:], *DITHERS))}")
+    dither[fallback] = LOSSLESS
+    return dither, scale, zero, method == DITHERS[1]
 
 
-def _hcompress_stream(stream: bytes, pixels: int, shape: tuple[int, ...]) -> str | None:
-    if len(stream) < 25 or stream[:2] != HCOMPRESS_MAGIC:
-        return f"starts with {stream[:2]!r} and has {len(stream)} bytes; an H-compress stream is needed"
-    rows, columns, scale = struct.unpack(">3i", stream[2:14])
-    if (rows, columns) != shape[-2:]:
-        return f"the stream holds {rows} x {columns} pixels; {shape[-2]} x {shape[-1]} are needed"
-    if scale < 0 or max(stream[22:25]) > 62:
-        return f"scale {scale} and bit planes {tuple(stream[22:25])}; at least 0 and at most 62 are allowed"
-    return None
+def _blanks(cards: Cards, table: _Table, rows: np.ndarray, dither: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Null value of each tile: the column ZBLANK, else the card, else for quantised tiles BLANK."""
+    blank, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
+    if "ZBLANK" in table:
+        blank[:] = table.numbers("ZBLANK")[rows]
+        has[:] = 1
+        return blank, has
+    keyword = "ZBLANK" if last(cards, "ZBLANK") is not None else "BLANK" if (dither != LOSSLESS).any() else "ZBLANK"
+    value = blank_card(cards, keyword)
+    if value is not None:
+        blank[:], has[:] = value, 1
+    return blank, has
 
 
-_STREAM_CHECKS = {
-    "RICE_1": _rice_stream,
-    "GZIP_1": _gzip_stream,
-    "GZIP_2": _gzip_stream,
-    "PLIO_1": _plio_stream,
-    "HCOMPRESS_1": _hcompress_stream,
-}
-
-
-def decode(hdu: Hdu, data: bytes) -> tuple[fits.Header, np.ndarray, list[str]]:
-    """Image header, pixels in native byte order (scaled) and what is odd.
+def blank_card(cards: Cards, keyword: str) -> int | None:
+    """BLANK or ZBLANK; None when missing.
 
     Raises
     ------
     InputError
-        A faulty structure, or tiles that cannot be decoded, by number.
+        No integer of 64 bits.
     """
-    grid = check(hdu, data)
-    header, oddities = hdu.header.copy(), []
-    if text(header, "ZQUANTIZ").startswith("SUBTRACTIVE") and "ZDITHER0" not in header:
-        header["ZDITHER0"] = 1  # FITS 4.0, 10.2.1; some readers take 0, which gives other pixels
-        oddities.append("ZDITHER0 is missing; 1 is used")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = _as_astropy(header, data)
-            return image.header, np.asarray(image.data), oddities
-    except Exception as e:  # the decoders raise whatever they like on damaged streams
-        bad = _undecodable(header, data, grid)
-        raise InputError(
-            f"{_names(bad)} of {len(grid)} cannot be decoded ({text(header, 'ZCMPTYPE')}: {e})", tiles=bad.tolist()
-        ) from None
+    value = last(cards, keyword)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63):
+        raise InputError(f"{keyword} = {value!r}; an integer of 64 bits is needed")
+    return value
 
 
-def _as_astropy(header: fits.Header, data: bytes) -> fits.CompImageHDU:
-    stub = fits.PrimaryHDU().header.tostring().encode()
-    padding = b"\x00" * (-len(data) % BLOCK)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fits.HDUList.fromstring(stub + header.tostring().encode("ascii", "replace") + data + padding)[1]
+def _parameters(cards: Cards, codec: int) -> tuple[int, int, bool]:
+    """BLOCKSIZE and BYTEPIX of RICE_1, SMOOTH of HCOMPRESS_1."""
+    found: dict[str, object] = {}
+    for i in range(1, 1000):
+        if f"ZNAME{i}" not in cards:
+            break
+        found.setdefault(text(cards, f"ZNAME{i}").upper(), last(cards, f"ZVAL{i}"))
+    if codec != kernel.RICE:
+        return 32, 4, bool(found.get("SMOOTH"))
+    out = []
+    for name, allowed, default in (("BLOCKSIZE", RICE_BLOCKS, 32), ("BYTEPIX", RICE_BYTES, 4)):
+        value = found.get(name, default)
+        if not isinstance(value, int) or value not in allowed:
+            raise InputError(f"{name} = {value!r}; allowed: {', '.join(map(str, allowed))}")
+        out.append(value)
+    return out[0], out[1], False
 
 
-def _undecodable(header: fits.Header, data: bytes, grid: TileGrid) -> np.ndarray:
-    """Rows of the tiles that fail when decoded alone; all of them when the image as a whole fails."""
-    bad = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            image = _as_astropy(header, data)
-        except Exception:  # as in decode
-            return np.arange(len(grid))
-        for row in range(len(grid)):
-            try:
-                image.section[grid.slices(row)]
-            except Exception:  # as in decode
-                bad.append(row)
-    return np.array(bad or range(len(grid)))
+def read_array(content: Content, offset: int, size: int) -> np.ndarray:
+    """uint8 (size,) from a file.
+
+    Raises
+    ------
+    InputError
+        The file ends before.
+    """
+    out = np.empty(size, np.uint8)
+    got = content.read_into(offset, out)
+    if got != size:
+        raise InputError(f"data are truncated: {size} bytes expected from byte {offset}, {got} present")
+    return out
 
 
-def _names(rows: np.ndarray) -> str:
+GAP = 1 << 16
+"""Bytes between tiles that are read rather than skipped."""
+
+
+def gather(content: Content, base: int, offset: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of tiles and their offsets in them; near tiles are read together, shared ones once.
+
+    Parameters
+    ----------
+    content : Content
+    base : int
+        Where ``offset`` counts from.
+    offset, length : int64 (n,)
+
+    Raises
+    ------
+    InputError
+        The file ends before.
+    """
+    order = np.argsort(offset, kind="stable")
+    start, stop = offset[order], (offset + length)[order]
+    reach = np.maximum.accumulate(stop)
+    new = np.concatenate([[True], start[1:] > reach[:-1] + GAP])
+    first = np.flatnonzero(new)
+    begin, end = start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
+    places = np.cumsum(end - begin) - (end - begin)
+    if len(first) == 1:
+        return read_array(content, base + int(begin[0]), int(end[0] - begin[0])), offset - begin[0]
+    heap = np.empty(int((end - begin).sum()), np.uint8)
+    for a, b, place in zip(begin.tolist(), end.tolist(), places.tolist(), strict=True):
+        if content.read_into(base + a, heap[place : place + b - a]) != b - a:
+            raise InputError(f"data are truncated: {b - a} bytes expected from byte {base + a}")
+    moved = np.empty_like(offset)
+    moved[order] = start - (begin - places)[np.cumsum(new) - 1]
+    return heap, moved
+
+
+def names(rows: np.ndarray) -> str:
     """``tile 3``, ``tiles 0-7`` or ``tiles 1, 4, ... (9 tiles)``."""
     if len(rows) == 1:
         return f"tile {rows[0]}"
@@ -306,3 +404,50 @@ def _names(rows: np.ndarray) -> str:
         return f"tiles {rows[0]}-{rows[-1]}"
     shown = ", ".join(str(r) for r in rows[:8])
     return f"tiles {shown}" + (f", ... ({len(rows)} tiles)" if len(rows) > 8 else "")
+
+
+def fault(plan: Plan, status: np.ndarray) -> InputError:
+    """The error for tiles that could not be decoded: which they are, and what is wrong with the first."""
+    bad = np.flatnonzero(status)
+    i = int(bad[0])
+    tiles = plan.tiles
+    stream = plan.heap[tiles.offset[i] : tiles.offset[i] + tiles.length[i]].tobytes()
+    pixels = int(np.prod(tiles.extent[i]))
+    said = kernel.FAULTS[int(status[i])] + f" ({len(stream)} bytes, {pixels} pixels)"
+    codec = int(tiles.codec[i])
+    if status[i] == kernel.MAGIC:
+        said = f"starts with {stream[:2]!r} and has {len(stream)} bytes"
+    elif status[i] == kernel.SIZE and codec in (kernel.GZIP1, kernel.GZIP2):
+        size = int.from_bytes(stream[-4:], "little")
+        said = f"inflates to {size} bytes; {pixels} pixels of 1, 2, 4 or 8 bytes are needed"
+    elif status[i] == kernel.SIZE and codec == kernel.RAW:
+        said = f"{len(stream)} bytes; {pixels} pixels of 1, 2, 4 or 8 bytes are needed"
+    elif status[i] == kernel.SIZE and codec == kernel.HCOMPRESS:
+        rows, columns = struct.unpack(">2i", stream[2:10])
+        needed = [n for n in tiles.extent[i].tolist() if n != 1] or [1]
+        said = f"the stream holds {rows} x {columns} pixels; {' x '.join(map(str, needed))} are needed"
+    return InputError(
+        f"{names(plan.rows[bad])} of {plan.total} cannot be decoded ({plan.method}): tile {plan.rows[i]}: {said}",
+        tiles=plan.rows[bad].tolist(),
+    )
+
+
+_TABLE_CARD = re.compile(
+    r"(XTENSION|BITPIX|NAXIS\d*|PCOUNT|GCOUNT|TFIELDS|THEAP|T(TYPE|FORM|UNIT|NULL|SCAL|ZERO|DISP|DIM)\d+|CHECKSUM|DATASUM"
+    r"|ZIMAGE|ZCMPTYPE|Z(TILE|NAME|VAL|NAXIS)\d+|ZBITPIX|ZNAXIS|ZQUANTIZ|ZDITHER0|ZMASKCMP|ZSCALE|ZZERO|ZBLANK"
+    r"|ZSIMPLE|ZTENSION|ZEXTEND|ZBLOCKED|ZPCOUNT|ZGCOUNT|ZHECKSUM|ZDATASUM|END)\Z"
+)
+"""Cards of the table and of its compression; the image has its own."""
+
+
+def image_header(hdu: Hdu) -> fits.Header:
+    """The header of the image that a table holds (FITS 4.0, 10.1.1), as an extension."""
+    cards = hdu.cards
+    shape = tuple(reversed(hdu.shape))
+    out = fits.Header([("XTENSION", "IMAGE", "Image extension"), ("BITPIX", hdu.bitpix), ("NAXIS", len(shape))])
+    out.extend([(f"NAXIS{i + 1}", n) for i, n in enumerate(shape)])
+    out.extend([("PCOUNT", 0), ("GCOUNT", 1)])
+    out.extend((c for c in readable(hdu.header).cards if not _TABLE_CARD.match(c.keyword)), bottom=True)
+    if hdu.bitpix > 0 and "BLANK" not in out and last(cards, "ZBLANK") is not None:
+        out["BLANK"] = last(cards, "ZBLANK")
+    return out

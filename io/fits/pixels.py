@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pixels of one HDU or a section of it: the cards that scale them, the bytes that are read, the type that comes out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numba
+import numpy as np
+from astropy.io import fits
+
+from skydelta.errors import InputError
+from skydelta.io.fits import tiled
+from skydelta.io.fits.cards import last, number
+from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
+from skydelta.io.storage import Content
+from skydelta.kernels.decode import RAW, Form, decode, lossless_tiles
+
+BAND = 1 << 20
+"""Bytes that are read and converted together: they stay in the second-level cache."""
+
+Section = tuple[slice, ...]
+
+
+def read(
+    hdu: Hdu, content: Content, dtype: str, section: Section | None, threads: int | None = None
+) -> tuple[fits.Header, np.ndarray, list[str]]:
+    """Image header, pixels in native byte order, scaled as FITS 4.0 (4.4.2, 5.2, 10.2) says, and what is odd.
+
+    Parameters
+    ----------
+    hdu : Hdu
+        An image without fault, with pixels.
+    content : Content
+    dtype : {"native", "float32"}
+        native: integers stay integers where nothing scales them (the exact unsigned forms too), nulls make floats.
+    section : tuple of slice, optional
+        One slice an axis, (y, x) order; only the tiles or rows it touches are read.
+    threads : int, optional
+        Numba's number when left out; the pixels do not depend on it.
+
+    Raises
+    ------
+    InputError
+        A card, the structure or tiles, with the value found and the value allowed.
+    """
+    box = _box(hdu, section)
+    form, oddities = scaling(hdu)
+    if hdu.kind == "compressed image":
+        plan = tiled.plan(hdu, content, form.stored, box)
+        coded = replace(
+            plan.form, scale=form.scale, zero=form.zero, flip=form.flip,
+            blank=None if form.stored.startswith("float") else form.blank,
+        )  # fmt: skip
+        nullable = coded.blank is not None or bool(plan.tiles.has_blank.any())
+        corner = tuple(s.start for s in box)
+
+        def fill(out: np.ndarray, as_form: Form) -> int:
+            done = decode(out, plan.heap, plan.tiles, as_form, corner=corner, threads=threads)
+            if done.status.any():
+                raise tiled.fault(plan, done.status)
+            return int(done.nulls.sum())
+
+        return tiled.image_header(hdu), _typed(box, coded, nullable, dtype, fill), [*oddities, *plan.oddities]
+    pixels = _typed(
+        box, form, form.blank is not None, dtype, lambda out, as_form: _raw(hdu, content, box, out, as_form, threads)
+    )
+    return hdu.header, pixels, oddities
+
+
+def _box(hdu: Hdu, section: Section | None) -> Section:
+    if section is None:
+        return tuple(slice(0, n) for n in hdu.shape)
+    if len(section) != len(hdu.shape):
+        raise InputError(f"section of {len(section)} axes; shape {hdu.shape} needs {len(hdu.shape)}")
+    box = []
+    for s, n in zip(section, hdu.shape, strict=True):
+        start, stop, step = s.indices(n)
+        if step != 1 or start >= stop:
+            raise InputError(
+                f"section {start}:{stop}:{step} of an axis of {n} pixels; at least one pixel, in steps of 1"
+            )
+        box.append(slice(start, stop))
+    return tuple(box)
+
+
+def _typed(box: Section, form: Form, nullable: bool, dtype: str, fill) -> np.ndarray:
+    """An array of the type asked for, filled; integers that may be null stay integers only if none is."""
+    shape = tuple(s.stop - s.start for s in box)
+    integer = form.stored.startswith(("int", "uint"))
+    if dtype == "float32" or not (integer and form.flip and nullable):
+        out = np.empty(shape, "float32" if dtype == "float32" else form.native(nullable))
+        fill(out, form)
+        return out
+    out = np.empty(shape, form.native(False))
+    if fill(out, form) == 0:
+        return out
+    zero = next(zero for (_, zero), name in UNSIGNED.items() if name == form.native(False))
+    out = np.empty(shape, form.arithmetic)
+    fill(out, replace(form, flip=False, zero=float(zero)))
+    return out
+
+
+def scaling(hdu: Hdu) -> tuple[Form, list[str]]:
+    """Type, BSCALE, BZERO and BLANK of an image, and what is odd about them.
+
+    Raises
+    ------
+    InputError
+        One of them is not a number that can be used.
+    """
+    cards = hdu.cards
+    oddities = []
+    for key in ("BSCALE", "BZERO", "BLANK"):
+        if (n := cards.count(key)) > 1:
+            oddities.append(f"{key} is given {n} times; the last one is used")
+        if n and cards.spelling(key) != key:
+            oddities.append(f"{cards.spelling(key)} is not in upper case; it is used as {key}")
+    scale, zero = number(cards, "BSCALE", 1.0), number(cards, "BZERO", 0.0)
+    for key in ("BSCALE", "BZERO"):
+        if isinstance(last(cards, key), str):
+            oddities.append(f"{key} is a text; its number is used")
+    if not np.isfinite(scale) or not np.isfinite(zero) or scale == 0:
+        raise InputError(f"BSCALE = {scale}, BZERO = {zero}; finite numbers and BSCALE other than 0 are needed")
+    stored = STORED[hdu.bitpix]
+    blank = last(cards, "BLANK")
+    if blank is not None and hdu.bitpix < 0:
+        if hdu.kind == "image":
+            oddities.append(f"BLANK = {blank!r} on floating-point pixels is ignored")
+        blank = None
+    else:
+        blank = tiled.blank_card(cards, "BLANK")
+    if scale == 1 and (hdu.bitpix, zero) in UNSIGNED:
+        return Form(stored, flip=True, blank=blank), oddities
+    return Form(stored, scale, zero, blank=blank), oddities
+
+
+def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, threads: int | None) -> int:
+    """Read, swap and scale uncompressed pixels band by band; the number of nulls."""
+    bands = list(_bands(hdu.shape, box, np.dtype(form.stored).itemsize))
+    turn = itertools.count()
+    corner = tuple(s.start for s in box)
+    itemsize = np.dtype(form.stored).itemsize
+    largest = max(math.prod(extent) for _, extent in bands) * itemsize
+
+    def work() -> int:
+        buffer, nulls = np.empty(largest, np.uint8), 0
+        while (i := next(turn)) < len(bands):
+            origin, extent = bands[i]
+            size = math.prod(extent) * itemsize
+            place = hdu.data + int(np.ravel_multi_index(origin, hdu.shape)) * itemsize
+            got = content.read_into(place, buffer[:size])
+            if got != size:
+                raise InputError(f"data are truncated: {hdu.size} bytes expected, {place + got - hdu.data} present")
+            tiles = lossless_tiles(np.array([0]), np.array([size]), RAW, np.array([origin]), np.array([extent]))
+            nulls += int(decode(out, buffer[:size], tiles, form, corner=corner, threads=1).nulls[0])
+        return nulls
+
+    workers = min(threads or numba.get_num_threads(), len(bands))
+    if workers == 1:
+        return work()
+    with ThreadPoolExecutor(workers) as pool:
+        return sum(f.result() for f in [pool.submit(work) for _ in range(workers)])
+
+
+def _bands(shape: tuple[int, ...], box: Section, itemsize: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(first pixel, size) of contiguous pieces of an image that cover a section, each of `BAND` bytes or one row."""
+    # pieces are ranges along the slowest axis behind which all is wanted and small; rows are read whole
+    axis = len(shape) - 1
+    while axis > 0:
+        whole = axis == len(shape) - 1 or (box[axis].start, box[axis].stop) == (0, shape[axis])
+        if not whole or (axis < len(shape) - 1 and math.prod(shape[axis:]) * itemsize > BAND):
+            break
+        axis -= 1
+    behind = tuple(shape[axis + 1 :])
+    step = max(BAND // (math.prod(behind) * itemsize), 1)
+    for outer in itertools.product(*(range(s.start, s.stop) for s in box[:axis])):
+        for start in range(box[axis].start, box[axis].stop, step):
+            stop = min(start + step, box[axis].stop)
+            yield (*outer, start, *(0 for _ in behind)), (*(1 for _ in outer), stop - start, *behind)

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""H-compress decoding on the CPU (White, Postman and Lattanzi 1992; FITS 4.0, 10.4.4).
+
+A stream holds the bit planes of the H-transform coefficients of a tile, each plane as a quadtree of 2 x 2 codes, then
+the signs. The coefficients lie as a pyramid: sums of 2 x 2 pixels in the upper left quadrant, differences down, across
+and diagonal in the others, and the same again inside the upper left one. Rows are the slow axis.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skydelta.kernels.cpu.decode_rice import word
+from skydelta.kernels.cpu.jit import inline, serial
+from skydelta.kernels.decode import CODE, MAGIC, PLANES, SHORT, SIZE
+
+HEADER = 25
+MAX_PLANES = 62
+
+_CODES = {
+    1: "000", 2: "001", 4: "010", 8: "011", 3: "1000", 5: "1001", 10: "1010", 12: "1011", 15: "1100",
+    6: "11010", 7: "11011", 9: "11100", 11: "11101", 13: "11110", 0: "111110", 14: "111111",
+}  # fmt: skip
+"""Huffman code of each set of four bits."""
+
+
+def _table() -> np.ndarray:
+    """int64 (64,): for six bits of the stream, value + 16 x bits used."""
+    out = np.empty(64, np.int64)
+    for i in range(64):
+        value = next(v for v, code in _CODES.items() if f"{i:06b}".startswith(code))
+        out[i] = value + 16 * len(_CODES[value])
+    return out
+
+
+HUFFMAN = _table()
+
+
+@inline
+def big(heap, at, n):
+    """Integer of ``n`` bytes, big-endian; 8 bytes are signed."""
+    value = np.int64(0)
+    for i in range(n):
+        value = (value << 8) | np.int64(heap[at + i])
+    return value
+
+
+@inline
+def bits(heap, position, end, n):
+    """``n`` bits, at most 32, from a bit position; those behind byte ``end`` are 0."""
+    w = word(heap, position >> 3, end) << np.uint64(position & 7)
+    return np.int64(w >> np.uint64(64 - n))
+
+
+@inline
+def levels(n):
+    """Smallest k with 2**k >= n."""
+    k = 0
+    while (1 << k) < n:
+        k += 1
+    return k
+
+
+@inline
+def reduced(n, k):
+    """Cells of 2**k pixels that cover n pixels; at least 1."""
+    return max((n + (1 << k) - 1) >> k, 1)
+
+
+@inline
+def expand(code, rows, columns, finer, next_rows, next_columns):
+    """The four bits of each code to four cells, 0 or 1."""
+    for i in range(rows):
+        for j in range(columns):
+            c = code[i * columns + j]
+            y, x = 2 * i, 2 * j
+            finer[y * next_columns + x] = (c >> 3) & 1
+            if x + 1 < next_columns:
+                finer[y * next_columns + x + 1] = (c >> 2) & 1
+            if y + 1 < next_rows:
+                finer[(y + 1) * next_columns + x] = (c >> 1) & 1
+                if x + 1 < next_columns:
+                    finer[(y + 1) * next_columns + x + 1] = c & 1
+
+
+@inline
+def insert(code, values, top, left, rows, columns, plane):
+    """Set bit ``plane`` of the coefficients of a quadrant from codes of 2 x 2."""
+    width = (columns + 1) // 2
+    one = np.int64(1) << plane
+    for y in range(rows):
+        line = (y // 2) * width
+        shift = 2 if y % 2 == 0 else 0
+        for x in range(columns):
+            if (code[line + x // 2] >> (shift + 1 - x % 2)) & 1:
+                values[top + y, left + x] |= one
+
+
+@inline
+def quadrant(heap, position, end, values, top, left, rows, columns, planes, code, finer):
+    """Bit planes of one quadrant; (status, bit position behind them)."""
+    depth = levels(max(rows, columns))
+    for plane in range(planes - 1, -1, -1):
+        if position > 8 * end:
+            return SHORT, position
+        kind = bits(heap, position, end, 4)
+        position += 4
+        if kind == 0:
+            for i in range(((rows + 1) // 2) * ((columns + 1) // 2)):
+                code[i] = bits(heap, position, end, 4)
+                position += 4
+        elif kind == 15:
+            entry = HUFFMAN[bits(heap, position, end, 6)]
+            code[0] = entry & 15
+            position += entry >> 4
+            height, width = 1, 1
+            for k in range(depth - 1, 0, -1):
+                next_height, next_width = reduced(rows, k), reduced(columns, k)
+                expand(code, height, width, finer, next_height, next_width)
+                height, width = next_height, next_width
+                # cells that hold anything have a code, the last cell first
+                for i in range(height * width - 1, -1, -1):
+                    code[i] = 0
+                    if finer[i]:
+                        entry = HUFFMAN[bits(heap, position, end, 6)]
+                        code[i] = entry & 15
+                        position += entry >> 4
+        else:
+            return CODE, position
+        insert(code, values, top, left, rows, columns, plane)
+    return SHORT if position > 8 * end else 0, position
+
+
+@inline
+def rounded(h, half, mask):
+    """To a multiple of a power of two, halves away from zero."""
+    return (h + (half if h >= 0 else max(half - 1, 0))) & mask
+
+
+@inline
+def limited(difference, low, high, h, shift, most):
+    """A coefficient moved towards ``difference`` >> ``shift``, by ``most`` at most, inside the monotonic range."""
+    if low >= high:
+        return h
+    step = max(min(difference, high), low) - (h << shift)
+    step = step >> shift if step >= 0 else (step + (1 << shift) - 1) >> shift
+    return h + max(min(step, most), -most)
+
+
+@inline
+def smooth_level(sums, values, rows, columns, most):
+    """Interpolate the differences of one level from the neighbouring sums; cells at the edge stay."""
+    height, width = (rows + 1) // 2, (columns + 1) // 2
+    zero = np.int64(0)
+    for i in range(1, height):
+        if 2 * i >= rows - 2:
+            break
+        for j in range(width):
+            up, here, down = sums[i - 1, j], sums[i, j], sums[i + 1, j]
+            high = max(min(down - here, here - up), zero) << 2
+            low = min(max(down - here, here - up), zero) << 2
+            values[height + i, j] = limited(down - up, low, high, values[height + i, j], 3, most)
+    for i in range(height):
+        for j in range(1, width):
+            if 2 * j >= columns - 2:
+                break
+            before, here, after = sums[i, j - 1], sums[i, j], sums[i, j + 1]
+            high = max(min(after - here, here - before), zero) << 2
+            low = min(max(after - here, here - before), zero) << 2
+            values[i, width + j] = limited(after - before, low, high, values[i, width + j], 3, most)
+    for i in range(1, height):
+        if 2 * i >= rows - 2:
+            break
+        for j in range(1, width):
+            if 2 * j >= columns - 2:
+                break
+            here = sums[i, j]
+            mm, pm, mp, pp = sums[i - 1, j - 1], sums[i + 1, j - 1], sums[i - 1, j + 1], sums[i + 1, j + 1]
+            x2, y2 = values[height + i, j] << 1, values[i, width + j] << 1
+            a, b, c, d = pp - here, here - pm, here - mp, mm - here
+            high = min(
+                max(a, zero) - x2 - y2, max(b, zero) + x2 - y2, max(c, zero) - x2 + y2, max(d, zero) + x2 + y2
+            )  # fmt: skip
+            low = max(
+                min(a, zero) - x2 - y2, min(b, zero) + x2 - y2, min(c, zero) - x2 + y2, min(d, zero) + x2 + y2
+            )  # fmt: skip
+            h = values[height + i, width + j]
+            values[height + i, width + j] = limited(pp + mm - mp - pm, low << 4, high << 4, h, 6, most)
+
+
+@inline
+def level(sums, values, rows, columns, k, out):
+    """Sums and differences of one level to the sums of the next finer one (pixels at k = 0).
+
+    Coefficients are rounded to what the forward transform can have given; its lost lowest bits are restored from
+    parity, which makes the inverse exact.
+    """
+    height, width = (rows + 1) // 2, (columns + 1) // 2
+    b0 = np.int64(1) << k
+    b1 = b0 << 1
+    half0, half1 = b0 >> 1, b0
+    shift = 2 if k == 0 else 1
+    for i in range(height):
+        below = 2 * i + 1 < rows
+        for j in range(width):
+            right = 2 * j + 1 < columns
+            h = sums[i, j]
+            x = rounded(values[height + i, j], half1, -b1) if below else np.int64(0)
+            y = rounded(values[i, width + j], half1, -b1) if right else np.int64(0)
+            if below and right:
+                c = rounded(values[height + i, width + j], half0, -b0)
+                low = c & b0
+                x += -low if x >= 0 else low
+                y += -low if y >= 0 else low
+                parity = (c ^ x ^ y) & b1
+                if h >= 0:
+                    h += low - parity
+                else:
+                    h += parity if low == 0 else low - parity
+                out[2 * i, 2 * j] = (h - x - y + c) >> shift
+                out[2 * i, 2 * j + 1] = (h - x + y - c) >> shift
+                out[2 * i + 1, 2 * j] = (h + x - y - c) >> shift
+                out[2 * i + 1, 2 * j + 1] = (h + x + y + c) >> shift
+            elif below:
+                parity = x & b1
+                h += -parity if h >= 0 else parity
+                out[2 * i, 2 * j] = (h - x) >> shift
+                out[2 * i + 1, 2 * j] = (h + x) >> shift
+            elif right:
+                parity = y & b1
+                h += -parity if h >= 0 else parity
+                out[2 * i, 2 * j] = (h - y) >> shift
+                out[2 * i, 2 * j + 1] = (h + y) >> shift
+            else:
+                out[2 * i, 2 * j] = h >> shift
+
+
+@inline
+def inverse(values, smooth, scale):
+    """Inverse H-transform of int64 (rows, columns); the pixels in a new array."""
+    rows, columns = values.shape
+    depth = levels(max(rows, columns))
+    sums = np.empty((rows, columns), np.int64)
+    finer = np.empty((rows, columns), np.int64)
+    sums[0, 0] = rounded(values[0, 0], np.int64(1) << depth, -(np.int64(2) << depth))
+    for k in range(depth - 1, -1, -1):
+        height, width = reduced(rows, k), reduced(columns, k)
+        if smooth and scale > 1:
+            smooth_level(sums, values, height, width, scale >> 1)
+        level(sums, values, height, width, k, finer)
+        sums, finer = finer, sums
+    return sums
+
+
+@inline
+def tile(heap, at, end, rows, columns, smooth, out):
+    """Decode one tile into int32 ``out``; status."""
+    if end - at < HEADER or heap[at] != 0xDD or heap[at + 1] != 0x99:
+        return MAGIC
+    if big(heap, at + 2, 4) != rows or big(heap, at + 6, 4) != columns or max(rows, columns) < 2:
+        return SIZE
+    scale = big(heap, at + 10, 4)
+    planes = heap[at + 22], heap[at + 23], heap[at + 24]
+    if scale >= 1 << 31 or max(planes[0], planes[1], planes[2]) > MAX_PLANES:
+        return PLANES
+    values = np.zeros((rows, columns), np.int64)
+    height, width = (rows + 1) // 2, (columns + 1) // 2
+    code = np.empty(height * width, np.uint8)
+    finer = np.empty(height * width, np.uint8)
+    position = 8 * (at + HEADER)
+    for q in range(4):
+        top, left = (q // 2) * height, (q % 2) * width
+        count = planes[0] if q == 0 else planes[2] if q == 3 else planes[1]
+        status, position = quadrant(
+            heap, position, end, values, top, left,
+            rows // 2 if top else height, columns // 2 if left else width, np.int64(count), code, finer,
+        )  # fmt: skip
+        if status:
+            return status
+    if bits(heap, position, end, 4):
+        return CODE
+    position = (position + 4 + 7) // 8 * 8
+    for y in range(rows):
+        for x in range(columns):
+            if values[y, x]:
+                if bits(heap, position, end, 1):
+                    values[y, x] = -values[y, x]
+                position += 1
+    if position > 8 * end:
+        return SHORT
+    values[0, 0] = big(heap, at + 14, 8)
+    if scale > 1:
+        for y in range(rows):
+            for x in range(columns):
+                values[y, x] *= scale
+    pixels = inverse(values, smooth, scale)
+    for y in range(rows):
+        for x in range(columns):
+            out[y * columns + x] = pixels[y, x]
+    return 0
+
+
+@serial
+def decode(heap, offset, length, first, rows, columns, out, smooth, status):
+    """Decode tiles of ``rows[i]`` x ``columns[i]`` pixels into int32 ``out``, tile i from ``first[i]``.
+
+    The other arguments are those of `decode_rice.decode`.
+    """
+    for i in range(len(offset)):
+        if status[i] == 0:
+            pixels = out[first[i] : first[i] + rows[i] * columns[i]]
+            status[i] = tile(heap, offset[i], offset[i] + length[i], rows[i], columns[i], smooth, pixels)

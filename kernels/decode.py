@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bytes of a FITS data unit to pixels: decompress, unquantise, swap, scale, flag nulls and store, a tile at a time.
+
+This front knows nothing of headers. Its caller turns an HDU into a `Tiles` table (one row a tile, struct of arrays) and
+a `Form` (what is the same for all tiles), so that one call, and on a device one launch for each codec in use, decodes
+the whole HDU or the part of it that a window cuts out. An uncompressed image is a table of `RAW` tiles: bands of rows.
+
+The order for one stored value ``s`` at index ``j`` of its tile (axis of ``extent[-1]`` fastest):
+
+1. decompress to ``s``: an integer for `RICE`, `PLIO`, `HCOMPRESS` and for quantised tiles; for `RAW`, `GZIP1`, `GZIP2`
+   a big-endian element whose width is bytes / pixels (1, 2, 4, 8), a float when ``Form.stored`` is one, the tile is not
+   quantised and the width is 4 or 8; 1-byte integers are unsigned, wider ones signed. In an integer image ``s`` is cut
+   to the width of ``Form.stored``;
+2. null test in the stored domain: integer ``s`` equal to ``Tiles.blank[t]`` (if ``has_blank[t]``) or ``Form.blank``;
+3. quantised tiles: ``(s - R + 0.5) * scale[t] + zero[t]`` in double, each operation rounded (no fused multiply-add),
+   ``R`` from `random_table`; without dither ``s * scale[t] + zero[t]``; with ``Form.exact_zero`` an ``s`` of
+   `EXACT_ZERO` in a dithered tile gives 0.0; the result is rounded to ``Form.stored``;
+4. ``value * Form.scale + Form.zero`` in ``Form.arithmetic`` (skipped for 1, 0; a product of -0.0 plus a zero of 0 stays
+   -0.0); or, with ``Form.flip``, the top bit inverted and the value taken as of the other signedness;
+5. rounded to the type of ``out``; a null becomes NaN in a floating-point ``out``, and stays ``s`` in an integer one;
+6. ``mask |= mask_bit`` where a floating-point result is NaN.
+
+The random number of pixel ``j``: with ``i = dither[t]`` and ``p = int(R[i] * float32(500))``, pixel 0 takes ``R[p]``,
+the next ``R[p + 1]``, and when ``p`` reaches `RANDOM`, ``i`` becomes ``(i + 1) % RANDOM`` and ``p`` starts anew.
+Null and zero pixels use up a number too.
+
+Sources: FITS 4.0 sections 4.4.2, 5.2, 10.1 to 10.4 and appendix I (quantisation); Rice, Yeh and Miller 1993
+(AIAA-93-4541); White, Postman and Lattanzi 1992 (H-compress); Tody 1990 (pixel lists).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, backend_of
+
+RAW, RICE, GZIP1, GZIP2, PLIO, HCOMPRESS = range(6)
+"""Values of `Tiles.codec`."""
+
+LOSSLESS, NO_DITHER = -2, -1
+"""Values of `Tiles.dither` besides the index into `random_table`."""
+
+EXACT_ZERO = -2147483646
+"""Stored value that SUBTRACTIVE_DITHER_2 keeps for exactly zero."""
+
+RANDOM = 10000
+"""Length of the table of random numbers."""
+
+FAULTS = {
+    1: "its bytes lie outside the heap",
+    2: "the stream ends before its last pixel",
+    3: "the stream goes on after its last pixel",
+    4: "a Rice selector is out of range",
+    5: "the stream holds another number of pixels than the tile",
+    6: "the stream does not start with its magic bytes",
+    7: "the deflate stream is damaged",
+    8: "the line list is damaged",
+    9: "scale or number of bit planes is out of range",
+    10: "a bit plane starts with an unknown code",
+}
+"""`Decoded.status` of a tile that could not be decoded; 0 is success. Nothing of such a tile is stored."""
+
+(OUTSIDE, SHORT, TRAILING, SELECTOR, SIZE, MAGIC, DEFLATE, LINES, PLANES, CODE) = FAULTS
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """n tiles of an image of d axes (slowest first), host arrays, C-contiguous.
+
+    Attributes
+    ----------
+    offset, length : int64 (n,)
+        Bytes of the tile in the heap; checked against the heap here too, the caller's numbers are not trusted.
+    codec : uint8 (n,)
+        `RAW`, `RICE`, `GZIP1`, `GZIP2`, `PLIO` or `HCOMPRESS`; may differ from tile to tile (fallback columns).
+    origin, extent : int64 (n, d)
+        First pixel and size of the tile in the image; edge tiles are already cut to the image.
+    dither : int32 (n,)
+        `LOSSLESS`: not quantised. `NO_DITHER`: quantised without dither. 0 to 9999: quantised, and the index into
+        `random_table` with which the tile starts: (table row + ZDITHER0 - 1) mod 10000, table rows counted from 0.
+    scale, zero : float64 (n,)
+        ZSCALE and ZZERO; read where ``dither >= NO_DITHER``.
+    blank : int64 (n,)
+        Stored integer that means null; read where ``has_blank``.
+    has_blank : uint8 (n,)
+    """
+
+    offset: np.ndarray
+    length: np.ndarray
+    codec: np.ndarray
+    origin: np.ndarray
+    extent: np.ndarray
+    dither: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+    blank: np.ndarray
+    has_blank: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def pixels(self) -> np.ndarray:
+        """int64 (n,): pixels of each tile."""
+        return np.prod(self.extent, axis=1, dtype=np.int64)
+
+    def take(self, rows: np.ndarray) -> Tiles:
+        """The tiles of these rows."""
+        return Tiles(*(np.ascontiguousarray(getattr(self, name)[rows]) for name in self.__dataclass_fields__))
+
+
+def lossless_tiles(offset: np.ndarray, length: np.ndarray, codec: int, origin: np.ndarray, extent: np.ndarray) -> Tiles:
+    """Tiles without quantisation and without null value."""
+    n = len(offset)
+    return Tiles(
+        np.ascontiguousarray(offset, np.int64),
+        np.ascontiguousarray(length, np.int64),
+        np.full(n, codec, np.uint8),
+        np.ascontiguousarray(origin, np.int64),
+        np.ascontiguousarray(extent, np.int64),
+        np.full(n, LOSSLESS, np.int32),
+        np.ones(n),
+        np.zeros(n),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.uint8),
+    )
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all tiles of an image share.
+
+    Attributes
+    ----------
+    stored : {"uint8", "int16", "int32", "int64", "float32", "float64"}
+        Type of the image before scaling (BITPIX or ZBITPIX).
+    scale, zero : float
+        BSCALE and BZERO; 1 and 0 with ``flip``.
+    flip : bool
+        The exact unsigned forms (signed for 8 bits): the top bit is inverted.
+    blank : int or None
+        BLANK: a stored integer that means null, in every tile.
+    exact_zero : bool
+        SUBTRACTIVE_DITHER_2.
+    rice_block, rice_bytes : int
+        BLOCKSIZE and BYTEPIX of `RICE`: 1 to 4096; 1, 2 or 4.
+    smooth : bool
+        SMOOTH of `HCOMPRESS`.
+    """
+
+    stored: str
+    scale: float = 1.0
+    zero: float = 0.0
+    flip: bool = False
+    blank: int | None = None
+    exact_zero: bool = False
+    rice_block: int = 32
+    rice_bytes: int = 4
+    smooth: bool = False
+
+    @property
+    def scaled(self) -> bool:
+        return (self.scale, self.zero) != (1.0, 0.0)
+
+    @property
+    def arithmetic(self) -> str:
+        """Type in which step 4 computes."""
+        return "float32" if self.stored in ("uint8", "int16", "float32") else "float64"
+
+    def native(self, nullable: bool) -> str:
+        """Type that holds the pixels without loss; ``nullable``: integers may be null."""
+        if self.stored.startswith("float"):
+            return self.stored
+        if self.scaled or nullable:
+            return self.arithmetic
+        if not self.flip:
+            return self.stored
+        return {"uint8": "int8"}.get(self.stored, f"u{self.stored}")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What became of n tiles.
+
+    Attributes
+    ----------
+    status : int32 (n,)
+        0 or a key of `FAULTS`.
+    nulls : int64 (n,)
+        Integer pixels of the tile inside the window that are null.
+    """
+
+    status: np.ndarray
+    nulls: np.ndarray
+
+
+@functools.cache
+def random_table() -> np.ndarray:
+    """float32 (10000,): random numbers of subtractive dithering (FITS 4.0, appendix I): x <- 16807 x mod 2^31 - 1."""
+    out = np.empty(RANDOM, np.float32)
+    x = 1
+    for i in range(RANDOM):
+        x = 16807 * x % 2147483647
+        out[i] = x / 2147483647
+    out.flags.writeable = False
+    return out
+
+
+def decode(
+    out: Array,
+    heap: Array,
+    tiles: Tiles,
+    form: Form,
+    *,
+    corner: tuple[int, ...] | None = None,
+    mask: Array | None = None,
+    mask_bit: int = 0,
+    threads: int | None = None,
+) -> Decoded:
+    """Decode tiles into an image or a window of it.
+
+    Parameters
+    ----------
+    out : array of d axes, C-contiguous
+        Receives the pixels of the tiles that lie in it; everything else is left as it is. float32,
+        ``form.native(False)`` or ``form.native(True)``.
+    heap : uint8 (m,), C-contiguous
+        Where ``out`` is: on the host or on the same device. Nothing outside it is read.
+    tiles : Tiles
+        On the host.
+    form : Form
+    corner : tuple of int (d,), optional
+        Image coordinates of ``out[0, 0, ...]``; zeros when left out. Parts of tiles outside the window are decoded
+        where the codec needs it, and not stored.
+    mask : int32, the shape of ``out``, optional
+        ``mask_bit`` is set where a floating-point ``out`` is NaN. Left alone by an integer ``out``.
+    mask_bit : int
+    threads : int, optional
+        Host threads; Numba's number when left out. The result does not depend on it.
+
+    Returns
+    -------
+    Decoded
+
+    Raises
+    ------
+    ValueError
+        Shapes or types that do not fit together: a mistake of the caller, not of a file.
+    """
+    corner = (0,) * out.ndim if corner is None else tuple(int(c) for c in corner)
+    _check(out, heap, tiles, form, corner, mask)
+    if backend_of(out).is_gpu:
+        raise ValueError("decode: no device implementation")
+    from skydelta.kernels.cpu import decode as twin
+
+    return twin.decode(out, heap, tiles, form, corner, mask, mask_bit, threads)
+
+
+def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int, ...], mask: Array | None) -> None:
+    d = out.ndim
+    if not (out.flags.c_contiguous and heap.flags.c_contiguous and heap.dtype == np.uint8 and heap.ndim == 1):
+        raise ValueError("decode: out and heap must be C-contiguous, heap uint8 of one axis")
+    allowed = ("float32", form.native(False), form.native(True))
+    if str(out.dtype) not in allowed:
+        raise ValueError(f"decode: out is {out.dtype}; allowed: {', '.join(allowed)}")
+    if tiles.origin.shape != (len(tiles), d) or tiles.extent.shape != (len(tiles), d) or len(corner) != d:
+        raise ValueError(f"decode: tiles of {tiles.origin.shape}, corner {corner}, out of {d} axes")
+    if len(tiles) and (tiles.extent.min() < 1 or tiles.dither.max() >= RANDOM or tiles.codec.max() > HCOMPRESS):
+        raise ValueError("decode: extents of at least 1, dither below 10000 and codecs of this module are needed")
+    if not 1 <= form.rice_block <= 4096 or form.rice_bytes not in (1, 2, 4):
+        raise ValueError(f"decode: Rice blocks of {form.rice_block} pixels, {form.rice_bytes} bytes a pixel")
+    if mask is not None and (mask.shape != out.shape or mask.dtype != np.int32 or not mask.flags.c_contiguous):
+        raise ValueError("decode: mask must be int32, C-contiguous, of the shape of out")
