@@ -5,15 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.stars import (
+    gaussian_taps,
+    light_peaks,
+    neighbours,
+    ring_medians,
+    smooth_masked,
+    star_apertures,
+    star_shapes,
+)
 
 THRESHOLD = 8.0
 """Least signal-to-noise of the smoothed image at a peak."""
@@ -28,9 +35,12 @@ BRIGHTEST = 300
 """Peaks that the first estimate of the width rests on."""
 
 MOST = 5000
-"""Peaks that are measured, the brightest ones; fewer where their stamps would not fit `STAMP_PIXELS`."""
+"""Peaks that are measured, the brightest ones; fewer where their windows have more than `WINDOW_PIXELS` together."""
 
-STAMP_PIXELS = 8_000_000
+WINDOW_PIXELS = 8_000_000
+
+CORE = (3, 2)
+"""Half-size, px, of the square that must be usable for a peak to tell the first width, and the width of points."""
 
 NEIGHBOUR = (4.0, 0.05)
 """A star is isolated without another peak of this share of its own within this many FWHM."""
@@ -106,12 +116,24 @@ class Stars:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Local maxima of the smoothed image, brightest first, on the host: integer positions, S/N and height."""
+    """Local maxima of the smoothed image.
 
+    Attributes
+    ----------
+    pixel, light : int32 (n,) and float32 (n,)
+        y W + x and height in raster order, on the image's device.
+    order : int32 (n,)
+        Rows of those, highest signal-to-noise first; on the device.
+    x, y, snr : (n,)
+        On the host, in that order.
+    """
+
+    pixel: Array
+    light: Array
+    order: Array
     x: np.ndarray
     y: np.ndarray
     snr: np.ndarray
-    height: np.ndarray
 
     def __len__(self) -> int:
         return len(self.x)
@@ -119,20 +141,46 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Gaussian-weighted moments: centre relative to the stamp's middle (px), FWHM (px), ellipticity."""
+    """Gaussian-weighted moments: centre relative to the peak (px; ``centre`` is both on the device), FWHM, ellipticity.
 
+    ``clean`` tells where all pixels at the peak are usable.
+    """
+
+    centre: Array
     x: np.ndarray
     y: np.ndarray
     fwhm: np.ndarray
     ellipticity: np.ndarray
+    clean: np.ndarray
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The surroundings of peaks: planes and pixel numbers on the device, half-size in px."""
+
+    image: Array
+    good: Array
+    pixel: Array
+    half: int
+
+    def shapes(self, fwhm: float) -> Shapes:
+        """Moments under a Gaussian window of the stars' own width (px), `WINDOW` at least."""
+        sigma = max(fwhm, WINDOW) / SIGMA_TO_FWHM
+        measures, clean = star_shapes(self.image, self.good, self.pixel, self.half, CORE[1], sigma)
+        x, y, size, ellipticity = to_host(measures)
+        return Shapes(measures[:2], x, y, SIGMA_TO_FWHM * size, ellipticity, to_host(clean))
+
+    def only(self, k: int) -> Windows:
+        """The k-th one."""
+        return Windows(self.image, self.good, self.pixel[k : k + 1], self.half)
 
 
 def find_stars(exposure: Exposure) -> Stars:
     """Find and measure the stars of a sky-subtracted exposure.
 
     Peaks of the smoothed signal-to-noise map above `THRESHOLD` (of the noise measured in the map where that exceeds
-    the variance plane's) are measured in stamps. Cosmic rays, galaxies and blends leave by the clump of widths, which
-    may vary over the field. Only peaks and stamps go to the host.
+    the variance plane's) are measured in windows. Cosmic rays, galaxies and blends leave by the clump of widths, which
+    may vary over the field. Only tables of the peaks go to the host.
 
     Parameters
     ----------
@@ -144,31 +192,29 @@ def find_stars(exposure: Exposure) -> Stars:
     Stars
         Possibly empty.
     """
+    exposure = exposure.single()
     backend = exposure.backend
-    xp = backend.xp
-    good = exposure.good()
-    image = xp.where(good, exposure.image, np.float32(0))
-    peaks = _peaks(exposure, image, good, SMOOTHING)
+    image, good = backend.asarray(exposure.image), backend.asarray(exposure.good())
+    variance = None if exposure.variance is None else backend.asarray(exposure.variance)
+    peaks = _peaks(image, good, variance, SMOOTHING)
     if not len(peaks):
         return _empty({})
     width = _first_width(image, good, peaks)
     if width > BROAD:
         sharp = peaks
-        peaks = _peaks(exposure, image, good, min(width / SIGMA_TO_FWHM, 8.0))
+        peaks = _peaks(image, good, variance, min(width / SIGMA_TO_FWHM, 8.0))
         peaks = peaks if len(peaks) else sharp
     half = int(np.ceil(np.clip(2.0 * width, 5, 40)))
-    use = slice(min(MOST, STAMP_PIXELS // (2 * half + 1) ** 2))
-    x, y = peaks.x[use], peaks.y[use]
-    stamps, usable = host_cutouts(image, x, y, half), host_cutouts(good, x, y, half)
-    shapes = measure_shapes(stamps, width)
-    clump = _clump(shapes, peaks.snr[use])
+    rows = peaks.order[: min(MOST, WINDOW_PIXELS // (2 * half + 1) ** 2)]
+    windows = Windows(image, good, peaks.pixel[rows], half)
+    shapes, snr = windows.shapes(width), peaks.snr[: len(rows)]
+    clump = _clump(shapes, snr)
     if abs(np.log(clump / width)) > 0.1:
-        shapes = measure_shapes(stamps, clump)
-    core = np.all(usable[:, half - 2 : half + 3, half - 2 : half + 3], axis=(1, 2))
-    point = _point_width(stamps, shapes, peaks.snr[use], core, clump)
+        shapes = windows.shapes(clump)
+    point = _point_width(windows, shapes, snr, clump)
     if point is not None:
-        clump, shapes = point, measure_shapes(stamps, point)
-    return _table(exposure, peaks, use, stamps, usable, shapes, clump, point is not None)
+        clump, shapes = point, windows.shapes(point)
+    return _table(peaks, rows, windows, shapes, clump, point is not None)
 
 
 def host_cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.ndarray:
@@ -177,125 +223,83 @@ def host_cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.nd
     return values if values.dtype == bool else values.astype(float)
 
 
-def measure_shapes(stamps: np.ndarray, fwhm: float, iterations: int = 10) -> Shapes:
-    """Windowed centroids and the moments of the light under a Gaussian window of the stars' own width.
-
-    The window is removed from the moments as if the star were Gaussian: C^-1 = M^-1 - W^-1.
-
-    Parameters
-    ----------
-    stamps : float64 (n, m, m)
-    fwhm : float
-        Of the window, px; `WINDOW` at least.
-
-    Returns
-    -------
-    Shapes
-        FWHM inf where the light is too wide or not positive, 0 where it is a point.
-    """
-    n, m = stamps.shape[:2]
-    half, variance = m // 2, (max(fwhm, WINDOW) / SIGMA_TO_FWHM) ** 2
-    o = np.arange(-half, half + 1.0)
-    centre = np.zeros((2, n))
-
-    def moments() -> np.ndarray:
-        d = o - centre[:, :, None]
-        w = np.exp(-d * d / (2 * variance))
-        x, y = np.stack([w, w * d, w * d * d], axis=-1)
-        return np.matmul(y.transpose(0, 2, 1), np.matmul(stamps, x))
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for _ in range(iterations):
-            s = moments()
-            step = 2 * np.stack([s[:, 0, 1], s[:, 1, 0]]) / s[:, 0, 0]
-            centre += np.clip(np.nan_to_num(step), -1, 1)
-            np.clip(centre, -half, half, out=centre)
-        s = moments()
-        mean = np.stack([s[:, 0, 1], s[:, 1, 0]]) / s[:, 0, 0]
-        xx, yy = s[:, 0, 2] / s[:, 0, 0] - mean[0] ** 2, s[:, 2, 0] / s[:, 0, 0] - mean[1] ** 2
-        xy = s[:, 1, 1] / s[:, 0, 0] - mean[0] * mean[1]
-        positive = (s[:, 0, 0] > 0) & np.isfinite(xx + yy + xy)
-        # eigenvalues of M, each freed of the window: 1 / c = 1 / m - 1 / w
-        mid, spread = (xx + yy) / 2, np.hypot((xx - yy) / 2, xy)
-        major, minor = mid + spread, np.maximum(mid - spread, 0)
-        wide = ~positive | (major >= variance)
-        major, minor = (np.where(wide, np.inf, v * variance / (variance - v)) for v in (major, minor))
-        width = SIGMA_TO_FWHM * (major * minor) ** 0.25
-        ellipticity = np.where(wide | (major <= 0), 1.0, 1 - np.sqrt(minor / major))
-    return Shapes(centre[0], centre[1], np.where(wide, np.inf, width), ellipticity)
-
-
 def _empty(rejected: Mapping[str, int]) -> Stars:
     none, no = np.zeros(0), np.zeros(0, bool)
     return Stars(none, none, none, none, none, none, none, no, no, no, rejected)
 
 
-def _peaks(exposure: Exposure, image: Array, good: Array, sigma: float) -> Peaks:
+def _peaks(image: Array, good: Array, variance: Array | None, sigma: float) -> Peaks:
     """Local maxima of the image smoothed by a Gaussian of ``sigma`` px, in units of its noise."""
-    backend = exposure.backend
-    xp = backend.xp
-    smooth = backend.ndimage.gaussian_filter(image, sigma, mode="constant", truncate=3.0)
-    variance = _noise(exposure, image, good, sigma)
-    snr = smooth / xp.sqrt(xp.where(good & (variance > 0), variance, np.float32(np.inf)))
-    every = max(1, int(np.sqrt(image.size / 2e5)))
-    sample = to_host(snr[::every, ::every][good[::every, ::every]])
-    if not sample.size:
-        return Peaks(*[np.zeros(0)] * 4)
-    level = float(np.median(sample))
+    taps = gaussian_taps(sigma)
+    light = smooth_masked(image, good, taps)
+    # variance of the smoothed image: that of a pixel times the sum of the filter's squares
+    gain = float((2 * (taps**2).sum() - taps[0] ** 2) ** 2)
+    if variance is None:
+        gain *= _pixel_noise(image, good) ** 2
+    limit = _limit(light, good, variance, gain)
+    pixel, snr, height = light_peaks(light, good, variance, gain, limit, max(1, round(0.9 * sigma)))
+    xp = backend_of(image).xp
+    order = xp.argsort(-snr, kind="stable").astype(np.int32)
+    table = to_host(xp.stack([pixel, snr.view(np.int32)])[:, order])
+    y, x = np.divmod(table[0], image.shape[1])
+    return Peaks(pixel, height, order, x, y, table[1].view(np.float32).astype(float))
+
+
+def _limit(light: Array, good: Array, variance: Array | None, gain: float) -> Array:
+    """Least S/N of a peak, float32 (1,) on the device; NaN without a usable pixel."""
+    xp = backend_of(light).xp
+    every = max(1, int(np.sqrt(light.size / 2e5)))
+    part = np.s_[::every, ::every]
+    noise = xp.full(1, gain, np.float32) if variance is None else variance[part] * np.float32(gain)
+    usable = noise > 0
+    snr = xp.where(usable, light[part] / xp.sqrt(xp.where(usable, noise, np.float32(1))), np.float32(0))
+    level, spread = _centre_and_spread(xp.where(good[part], snr, np.float32(np.nan)))
     # the measured spread counts where it is larger: correlated noise, crowding
-    limit = level + THRESHOLD * max(1.0, 1.4826 * float(np.median(np.abs(sample - level))))
-    index, w = xp.flatnonzero(snr.ravel() > np.float32(limit)), image.shape[1]
-    # of the light, not of the S/N: the variance of a narrow star is as peaked as the star
-    flat = xp.where(good, smooth, np.float32(0)).ravel()
-    x, y = index % w, index // w
-    for dy, dx in _nearest_first(max(1, round(0.9 * sigma))):
-        inside = (x + dx >= 0) & (x + dx < w) & (y + dy >= 0) & (y + dy < image.shape[0])
-        other = flat[xp.where(inside, index + (dy * w + dx), index)]
-        # strict towards one half of the neighbours: a plateau has one peak
-        keep = (flat[index] > other) if (dy, dx) > (0, 0) else (flat[index] >= other)
-        keep |= ~inside
-        index, x, y = index[keep], x[keep], y[keep]
-    found = [to_host(a) for a in (x, y, snr.ravel()[index], flat[index])]
-    order = np.lexsort((to_host(index), -found[2]))
-    return Peaks(*(a[order] for a in (found[0], found[1], found[2].astype(float), found[3].astype(float))))
+    return (level + np.float32(THRESHOLD) * xp.maximum(np.float32(1), spread)).reshape(1)
 
 
-def _nearest_first(radius: int) -> list[tuple[int, int]]:
-    """(dy, dx) of the pixels around one, inside a circle, the nearest first."""
-    r = range(-radius, radius + 1)
-    around = [(dy, dx) for dy in r for dx in r if (dy, dx) != (0, 0) and dy * dy + dx * dx <= radius * radius + 1]
-    return sorted(around, key=lambda p: p[0] ** 2 + p[1] ** 2)
+def _pixel_noise(image: Array, good: Array) -> float:
+    """Robust standard deviation of the usable pixels; 0 without any."""
+    nan = np.float32(np.nan)
+    spread = float(_centre_and_spread(backend_of(image).xp.where(good[::4, ::4], image[::4, ::4], nan))[1])
+    return spread if np.isfinite(spread) else 0.0
 
 
-def _noise(exposure: Exposure, image: Array, good: Array, sigma: float) -> Any:
-    """Variance of the smoothed image: that of a pixel times the sum of the filter's squares."""
-    line = np.exp(-(np.arange(-int(3 * sigma + 0.5), int(3 * sigma + 0.5) + 1) ** 2) / (2 * sigma**2))
-    gain = float((line**2).sum() / line.sum() ** 2) ** 2
-    if exposure.variance is not None:
-        return exposure.variance * np.float32(gain)
-    sample = to_host(image[::4, ::4][good[::4, ::4]])
-    spread = 1.4826 * np.median(np.abs(sample - np.median(sample))) if sample.size else 0.0
-    return np.float32(spread) ** 2 * np.float32(gain)
+def _centre_and_spread(values: Array) -> tuple[Array, Array]:
+    """Median and 1.4826 times the median absolute deviation of float32 values that are not NaN, on their device."""
+    xp = backend_of(values).xp
+
+    ascending = xp.sort(values.ravel())  # NaN goes last
+    # of the two middle values; without any, the last one: NaN
+    middle = (ascending.size - 1 - xp.isnan(ascending).sum() + xp.arange(2)) // 2
+
+    def median(ascending: Array) -> Array:
+        return xp.take(ascending, middle).sum() * np.float32(0.5)
+
+    centre = median(ascending)
+    return centre, np.float32(1.4826) * median(xp.sort(xp.abs(ascending - centre)))
 
 
 def _first_width(image: Array, good: Array, peaks: Peaks) -> float:
     """FWHM (px) from the medians on rings around the brightest unspoilt peaks: neighbours hardly matter."""
-    x, y = peaks.x[: 2 * BRIGHTEST], peaks.y[: 2 * BRIGHTEST]
-    core = host_cutouts(good, x, y, 3).all(axis=(1, 2))
-    pick = np.flatnonzero(core if core.any() else ~core)[:BRIGHTEST]
     half = 16
-    stamps = host_cutouts(image, x[pick], y[pick], half)
-    o = np.arange(-half, half + 1)
-    ring = np.rint(np.hypot(o, o[:, None])).astype(int)
-    profile = np.stack([np.median(stamps[:, ring == r], axis=1) for r in range(half + 1)], axis=1)
+    medians, clean = ring_medians(image, good, peaks.pixel[peaks.order[: 2 * BRIGHTEST]], half, CORE[0])
+    core = to_host(clean)
+    profile = to_host(medians)[np.flatnonzero(core if core.any() else ~core)[:BRIGHTEST]]
     profile /= np.where(profile[:, :1] > 0, profile[:, :1], 1)
     below = np.argmax(profile < 0.5, axis=1)
     below = np.where((profile < 0.5).any(axis=1), np.maximum(below, 1), half)
-    row = np.arange(len(pick))
+    row = np.arange(len(profile))
     high, low = profile[row, below - 1], profile[row, below]
     width = 2 * (below - 1 + np.clip((high - 0.5) / np.maximum(high - low, 1e-3), 0, 1))
     real = width > SHARPEST
     return float(np.clip(_mode(width[real] if real.any() else width), 1.2, 2.0 * half))
+
+
+def _median(values: np.ndarray) -> float:
+    """Of at least one number; a third of the time that NumPy's takes for a short table."""
+    middle = [(len(values) - 1) // 2, len(values) // 2]
+    return float(np.partition(values, middle)[middle].sum()) / 2
 
 
 def _mode(values: np.ndarray) -> float:
@@ -305,7 +309,7 @@ def _mode(values: np.ndarray) -> float:
         k = (len(v) + 1) // 2
         start = int(np.argmin(v[k - 1 :] - v[: len(v) - k + 1]))
         v = v[start : start + k]
-    return float(np.median(v))
+    return _median(v)
 
 
 def _clump(shapes: Shapes, snr: np.ndarray) -> float:
@@ -315,36 +319,25 @@ def _clump(shapes: Shapes, snr: np.ndarray) -> float:
         measured = np.isfinite(shapes.fwhm)
     if not measured.any():
         return 1.2 * SIGMA_TO_FWHM
-    bright = measured & (snr >= np.median(snr[measured]))
+    bright = measured & (snr >= _median(snr[measured]))
     return max(float(np.exp(_mode(np.log(shapes.fwhm[bright if bright.sum() >= 3 else measured] + 1e-9)))), 1.2)
 
 
-def _table(
-    exposure: Exposure,
-    peaks: Peaks,
-    use: slice,
-    stamps: np.ndarray,
-    usable: np.ndarray,
-    shapes: Shapes,
-    clump: float,
-    galaxies: bool,
-) -> Stars:
-    x, y = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y
-    snr, height = peaks.snr[use], peaks.height[use]
-    o = np.arange(stamps.shape[1]) - stamps.shape[1] // 2
-    r = np.hypot(o - shapes.x[:, None, None], (o[:, None]) - shapes.y[:, None, None])
-    saturated = ((r <= max(1.5, clump)) & ~usable).any(axis=(1, 2))
-    flux = (stamps * np.clip(1.5 * clump + 0.5 - r, 0, 1)).sum(axis=(1, 2))
-    peak = np.where(r <= max(1.5, clump), stamps, -np.inf).max(axis=(1, 2))
+def _table(peaks: Peaks, rows: Array, windows: Windows, shapes: Shapes, clump: float, galaxies: bool) -> Stars:
+    shape = windows.image.shape
+    use = slice(len(rows))
+    x, y, snr = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y, peaks.snr[use]
+    measures, spoilt = star_apertures(
+        windows.image, windows.good, windows.pixel, shapes.centre, windows.half, 1.5 * clump, max(1.5, clump)
+    )
+    near = neighbours(peaks.pixel, peaks.light, rows, shape[1], NEIGHBOUR[0] * clump, NEIGHBOUR[1])
+    (flux, peak), saturated, alone = to_host(measures), to_host(spoilt), to_host(near) <= 1
     drifted = np.hypot(shapes.x, shapes.y) > max(1.5, 0.6 * clump)
     limits = LIKE_IT if galaxies else CLUMP
-    verdict = _verdict(exposure.shape, x, y, snr, shapes, clump, limits, ~saturated & ~drifted)
+    verdict = _verdict(shape, x, y, snr, shapes, clump, limits, ~saturated & ~drifted)
     sharp, broad, long = (v & ~saturated for v in verdict)
     other = sharp | broad | long
     keep = saturated | (~(sharp if galaxies else other) & ~drifted & (flux > 0))
-    tree = cKDTree(np.column_stack([peaks.x, peaks.y]))
-    near = tree.query_ball_point(np.column_stack([peaks.x[use], peaks.y[use]]), NEIGHBOUR[0] * clump)
-    alone = np.array([(peaks.height[n] > NEIGHBOUR[1] * s).sum() <= 1 for n, s in zip(near, height, strict=True)])
     rejected = {
         "too sharp": int(sharp.sum()),
         "too broad": int((broad & ~sharp & ~keep).sum()),
@@ -356,18 +349,18 @@ def _table(
     return stars.take(np.flatnonzero(keep))
 
 
-def _point_width(stamps: np.ndarray, shapes: Shapes, snr: np.ndarray, usable: np.ndarray, clump: float) -> float | None:
+def _point_width(windows: Windows, shapes: Shapes, snr: np.ndarray, clump: float) -> float | None:
     """FWHM (px) of a point source in a field where galaxies prevail: no width is common. None where stars do."""
-    bright = usable & np.isfinite(shapes.fwhm) & (shapes.fwhm > SHARPEST) & (snr >= 4 * THRESHOLD)
+    bright = shapes.clean & np.isfinite(shapes.fwhm) & (shapes.fwhm > SHARPEST) & (snr >= 4 * THRESHOLD)
     if bright.sum() < 10 or (np.abs(np.log(shapes.fwhm[bright] / clump)) < 0.15).mean() >= COMMON:
         return None
     first = np.flatnonzero(bright & (shapes.ellipticity < 0.15))[:BRIGHT_ROUND]
     if not len(first):
         return None
-    star = first[[np.argmin(shapes.fwhm[first])]]
-    width = float(shapes.fwhm[star[0]])
+    star = int(first[np.argmin(shapes.fwhm[first])])
+    width = float(shapes.fwhm[star])
     for _ in range(3):  # its neighbours count under a window of the galaxies' width
-        again = float(measure_shapes(stamps[star], width).fwhm[0])
+        again = float(windows.only(star).shapes(width).fwhm[0])
         width = again if SHARPEST < again < clump else width
     return width
 
@@ -390,14 +383,15 @@ def _verdict(
     near = trusted & (ratio > low - noise) & (ratio < high + noise)
     expected, tolerance = np.zeros(len(x)), np.full(len(x), np.inf)
     if near.sum() >= 30:
-        expected, spread = _smooth_field(shape, x, y, ratio, near & (snr > np.median(snr[near])))
+        bright = near & (snr > _median(snr[near]))
+        expected, spread = _smooth_field(shape, x, y, ratio, bright if bright.any() else near)
         tolerance = np.maximum(3.5 * spread, 0.06) + noise
     away = ratio - expected
     sharp = (ratio <= low - noise) | (away < -tolerance)
     broad = (ratio >= high + noise) | (away > tolerance)
     stars = near & ~sharp & ~broad
-    usual = float(np.median(shapes.ellipticity[stars])) if stars.any() else 1.0
-    spread = float(np.median(np.abs(shapes.ellipticity[stars] - usual))) if stars.any() else 0.0
+    usual = _median(shapes.ellipticity[stars]) if stars.any() else 1.0
+    spread = _median(np.abs(shapes.ellipticity[stars] - usual)) if stars.any() else 0.0
     return sharp, broad, shapes.ellipticity > usual + max(6 * spread, 0.15) + noise
 
 
@@ -406,13 +400,18 @@ def _smooth_field(
 ) -> tuple[np.ndarray, float]:
     """Robust quadratic over the field through the values in use, at all positions, and the scatter around it."""
     terms = polynomial_terms(*Domain.of(shape).uv(x, y), 2).T
-    spread, kept = np.inf, use
-    fitted = np.full(len(x), np.median(values[use]))
+    basis, values = terms[use], values[use]
+    usual = _median(values)
+    spread, kept, solution = np.inf, np.ones(len(values), bool), None
+    residual = values - usual
     for _ in range(6):
-        residual = values - fitted
-        spread = 1.4826 * float(np.median(np.abs(residual[kept] - np.median(residual[kept]))))
-        kept = use & (np.abs(residual) <= max(3 * spread, 0.02))
-        if kept.sum() < 12:
+        left = residual[kept]
+        spread = 1.4826 * _median(np.abs(left - _median(left)))
+        before, kept = kept, np.abs(residual) <= max(3 * spread, 0.02)
+        if kept.sum() < 12 or (solution is not None and np.array_equal(kept, before)):
             break
-        fitted = terms @ np.linalg.lstsq(terms[kept], values[kept], rcond=None)[0]
-    return fitted, spread
+        chosen = basis[kept]
+        # least norm where the stars lie on a line
+        solution = np.linalg.lstsq(chosen.T @ chosen, chosen.T @ values[kept], rcond=1e-14)[0]
+        residual = values - basis @ solution
+    return (np.full(len(x), usual) if solution is None else terms @ solution), spread

@@ -74,6 +74,17 @@ def test_few_stars(rng, number):
         assert nearest(stars, x, y)[0].max() < 0.1
 
 
+def test_stars_that_are_all_alike_on_a_line():
+    """Equal S/N, one row: neither a brighter half nor a slope across the row."""
+    image = np.zeros((101, 1024))
+    x = np.arange(20, 1010, 25)
+    draw(image, x, 50, 1e5, 3.5)
+    stars = find_stars(Exposure(image.astype(np.float32), np.full(image.shape, 400, np.float32)))
+    assert len(stars) == len(x)
+    assert stars.isolated.all() and not stars.saturated.any()
+    np.testing.assert_allclose(np.sort(stars.x), x, atol=1e-6)
+
+
 def test_galaxies_and_cosmic_rays_are_left_out(rng):
     exposure, x, y, _ = field(rng)
     model = np.zeros(SHAPE)
