@@ -19,7 +19,7 @@ from skydelta.kernels.backend import cupy, resolve
 from skydelta.kernels.core.fused import chains
 from skydelta.kernels.core.spec import registry, resolve_target
 
-STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (25, 2)}
+STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (25, 2), "subtract_lobes": (25, 25), "spline_coefficients": (25, 25)}
 COPIES = {"fit_lobes": 42}  # 24 dipole stamps a case
 
 

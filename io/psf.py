@@ -11,6 +11,7 @@ import numpy as np
 
 from skydelta.errors import InputError
 from skydelta.io.field import Domain, count_terms, polynomial_terms
+from skydelta.kernels.backend import Array, backend_of
 
 
 @runtime_checkable
@@ -84,12 +85,12 @@ class GridPsf:
     Attributes
     ----------
     stamps : float64 (ny, nx, height, width)
-        Sum kept as given; `at` does not renormalise.
+        Sum kept as given; `at` does not renormalise. On any device, where `render` then works.
     x, y : float64 (nx,), (ny,)
         Ascending grid positions, px.
     """
 
-    stamps: np.ndarray
+    stamps: Array
     x: np.ndarray
     y: np.ndarray
 
@@ -105,13 +106,24 @@ class GridPsf:
         return replace(self, x=self.x - x0, y=self.y - y0)
 
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """`at` for many positions, on the device of the stamps."""
+        backend = backend_of(self.stamps)
+        nodes = self.stamps.reshape(-1, *self.shape)
         j, fx = _cell(self.x, x)
         i, fy = _cell(self.y, y)
         j1, i1 = np.minimum(j + 1, len(self.x) - 1), np.minimum(i + 1, len(self.y) - 1)
-        fx, fy = fx[:, None, None], fy[:, None, None]
-        low = self.stamps[i, j] * (1 - fx) + self.stamps[i, j1] * fx
-        high = self.stamps[i1, j] * (1 - fx) + self.stamps[i1, j1] * fx
-        return low * (1 - fy) + high * fy
+        corners = backend.asarray(np.stack([i, i, i1, i1]) * len(self.x) + np.stack([j, j1, j, j1]))
+        across, down = backend.asarray(np.stack([fx, fy])[:, :, None, None])
+        a, b, c, d = (nodes.take(k, axis=0) for k in corners)
+        return _mixed(_mixed(a, b, across), _mixed(c, d, across), down)
+
+
+def _mixed(a: Array, b: Array, share: Array) -> Array:
+    """a (1 - share) + b share, in place of a; spoils b."""
+    a *= 1 - share
+    b *= share
+    a += b
+    return a
 
 
 def _cell(nodes: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,31 +5,42 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, Backend, backend_of
 
 
-def cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int, outside: float = 0) -> Array:
-    """Square windows around whole pixels, on the plane's device.
+class Windows:
+    """Square windows around whole pixels, to be cut from planes of one shape.
 
     Parameters
     ----------
-    plane : (H, W)
-        Of any type.
+    shape : (int, int)
+        Height and width of the planes.
     x, y : (n,)
         Whole pixels on the host; may lie outside the plane.
     half : int
         Half-size, px.
-    outside : float
-        Value beyond the frame.
-
-    Returns
-    -------
-    (n, 2 half + 1, 2 half + 1), of the plane's type
+    backend : Backend
+        Where the planes are.
     """
-    backend = backend_of(plane)
-    xp, (h, w) = backend.xp, plane.shape
-    o = np.arange(-half, half + 1)
-    rows, columns = (backend.asarray(np.asarray(a).astype(np.int64)[:, None] + o) for a in (y, x))
-    inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
-    values = plane[xp.clip(rows, 0, h - 1)[:, :, None], xp.clip(columns, 0, w - 1)[:, None, :]]
-    return xp.where(inside, values, plane.dtype.type(outside))
+
+    def __init__(self, shape: tuple[int, int], x: np.ndarray, y: np.ndarray, half: int, backend: Backend) -> None:
+        o = np.arange(-half, half + 1)
+        lines = []
+        for at, n, step in ((y, shape[0], shape[1]), (x, shape[1], 1)):
+            i = np.asarray(at).astype(np.int64)[:, None] + o
+            # so far below zero that the other axis cannot make up for it
+            lines.append(np.where((i >= 0) & (i < n), i * step, -2 * shape[0] * shape[1] - 1))
+        rows, columns = backend.asarray(np.stack(lines))
+        index = rows[:, :, None] + columns[:, None, :]
+        self._inside = index >= 0
+        self._index = backend.xp.maximum(index, 0)
+
+    def cut(self, plane: Array, outside: float = 0) -> Array:
+        """The windows (n, 2 half + 1, 2 half + 1) of a plane, of its type; ``outside`` fills what lies beyond."""
+        xp = backend_of(plane).xp
+        return xp.where(self._inside, plane.ravel().take(self._index), plane.dtype.type(outside))
+
+
+def cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int, outside: float = 0) -> Array:
+    """`Windows` of one plane."""
+    return Windows(plane.shape, x, y, half, backend_of(plane)).cut(plane, outside)

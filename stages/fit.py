@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -15,15 +16,15 @@ from scipy.spatial import cKDTree
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
-from skydelta.io.psf import fwhm
-from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.cutouts import cutouts
-from skydelta.kernels.fit import LobeFit, Status, fit_lobes, lobe_stamps, spline_coefficients
+from skydelta.io.psf import GridPsf, Psf, fwhm
+from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.cutouts import Windows
+from skydelta.kernels.fit import LobeFit, Status, fit_lobes, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
 
 BATCH = 2048
-"""Stamps fitted at a time: bounds the memory; no result depends on it."""
+"""Stamps cut at a time: bounds the memory; no result depends on it."""
 
 MARGIN = 6.0
 """BIC by which the dipole must win over the single source (2.2: 6 to 10)."""
@@ -79,22 +80,29 @@ class Fit(Stage[FitConfig]):
     outputs = {"catalog": Port(Catalog, "the same rows with fluxes, models and errors", replaces="catalog")}
 
     def memory(self, shape: tuple[int, int]) -> int:
-        return BATCH * SIDES[1] ** 2 * 8 * 4
+        return BATCH * SIDES[1] ** 2 * 8 * 8
 
     def run(self, ctx: Context, *, image: Exposure, catalog: Catalog) -> dict[str, Any]:  # type: ignore[override]
         if image.variance is None or image.psf is None:
             raise InputError(f"fit: the image has no {'variance' if image.variance is None else 'PSF'}")
         width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
         side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
-        every = np.arange(len(catalog))
-        rows = _fit(image, catalog, side, width / 2.3548, every, None)
+        found = Detections.of(catalog)
+        cut = lru_cache(1)(_Cutter(image, found, side))  # a catalogue of one batch is cut once
+        rows = _fit(cut, found, width / 2.3548, np.arange(len(catalog)), None)
+        changed = np.ones(len(catalog), bool)
         for brighter in (True, False):
             # the faint of two neighbours would be fitted to the light of the other: take that away, brightest first
-            others = _neighbours(catalog, side, brighter)
-            again = np.unique(others[:, 0])
+            others = _neighbours(found, side, brighter)
+            # the second time only where there are more of them, or other ones
+            news = changed[others[:, 1]] | ~_brighter(found, others)
+            again = np.unique(others[news, 0])
             if len(again):
-                for name, value in _fit(image, catalog, side, width / 2.3548, again, (others, rows)).items():
+                others = others[np.isin(others[:, 0], again)]
+                for name, value in _fit(cut, found, width / 2.3548, again, (others, rows)).items():
                     rows[name][again] = value
+            changed = np.zeros(len(catalog), bool)
+            changed[again] = True
         out = _catalog(image, catalog, rows)
         dipole = rows["model"] == "dipole"
         ctx.metric("candidates", len(out))
@@ -105,14 +113,37 @@ class Fit(Stage[FitConfig]):
 
 
 @dataclass(frozen=True)
+class Detections:
+    """What is known of each object beforehand: host, float64.
+
+    Attributes
+    ----------
+    at : (n, 2)
+        Detected x, y.
+    lobes : (n, 2, 2)
+        x, y of the detected positive and negative lobe; NaN where there is one peak only.
+    snr : (n,)
+    """
+
+    at: np.ndarray
+    lobes: np.ndarray
+    snr: np.ndarray
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> Detections:
+        x, y, *four, snr = (_value(catalog, n) for n in ("x", "y", "x_pos", "y_pos", "x_neg", "y_neg", "snr"))
+        return cls(np.stack([x, y], 1), np.stack(four, 1).reshape(-1, 2, 2), snr)
+
+
+@dataclass(frozen=True)
 class Stamps:
-    """Pixels around objects, where the image lives, and what is known of each object beforehand (host, float64).
+    """Pixels around objects, where the image lives, and where the objects are in them (host, float64).
 
     Attributes
     ----------
     data, weight : float32 (n, s, s)
         Weight is inverse variance; 0, and data 0, where there is no usable pixel.
-    psf : (n, p, p)
+    psf : float64 (n, p, p)
         Spline coefficients.
     middle : (n, 2)
         x, y of the stamp's middle in the image.
@@ -124,15 +155,14 @@ class Stamps:
 
     data: Array
     weight: Array
-    psf: np.ndarray
+    psf: Array
     middle: np.ndarray
     start: np.ndarray
     lobes: np.ndarray
 
-    def take(self, rows: np.ndarray) -> tuple[Array, Array, np.ndarray]:
-        """data, weight and psf of some rows."""
-        index = backend_of(self.data).asarray(rows)
-        return self.data[index], self.weight[index], self.psf[rows]
+    def fit(self, start: np.ndarray, row: np.ndarray, **options: int) -> LobeFit:
+        """`fit_lobes` of some rows from these positions."""
+        return fit_lobes(self.data, self.weight, self.psf, start, row, **options)
 
 
 def _value(catalog: Catalog, name: str) -> np.ndarray:
@@ -140,110 +170,119 @@ def _value(catalog: Catalog, name: str) -> np.ndarray:
     return np.asarray(getattr(column, "value", column), float)
 
 
-def _gather(image: Exposure, catalog: Catalog, side: int) -> Stamps:
-    """Cut the stamps on the image's device."""
-    assert image.variance is not None
-    assert image.psf is not None
-    xp = image.backend.xp
-    at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
-    middle = np.rint(at)
+class _Cutter:
+    """Cuts the stamps of the batch that begins at a row, on the image's device."""
 
-    def cut(plane: Array, outside: float = 0) -> Array:
-        return cutouts(plane, middle[:, 0], middle[:, 1], side // 2, outside)
+    def __init__(self, image: Exposure, found: Detections, side: int) -> None:
+        assert image.psf is not None
+        self.image, self.found, self.side = image, found, side
+        self.psf = _filtered(image.psf, image.backend)
 
-    data, variance = cut(image.image, np.nan), cut(image.variance)
-    good = xp.isfinite(data) & xp.isfinite(variance) & (variance > 0)
-    if image.mask is not None:
-        good &= (cut(image.mask) & image.planes.invalid) == 0
-    one, zero = np.float32(1), np.float32(0)
-    lobes = np.stack([_value(catalog, n) for n in ("x_pos", "y_pos", "x_neg", "y_neg")], 1).reshape(-1, 2, 2)
-    return Stamps(
-        data=xp.where(good, data, zero),
-        weight=xp.where(good, one / xp.where(good, variance, one), zero),
-        psf=spline_coefficients(image.psf.render(at[:, 0], at[:, 1])),
-        middle=middle,
-        start=at - middle,
-        lobes=lobes - middle[:, None],
-    )
+    def __call__(self, first: int) -> Stamps:
+        image, backend, xp = self.image, self.image.backend, self.image.backend.xp
+        at, lobes = (a[first : first + BATCH] for a in (self.found.at, self.found.lobes))
+        middle = np.rint(at)
+        windows = Windows(image.shape, middle[:, 0], middle[:, 1], self.side // 2, backend)
+        data, variance = windows.cut(image.image, np.nan), windows.cut(image.variance)
+        good = xp.isfinite(data) & xp.isfinite(variance) & (variance > 0)
+        if image.mask is not None:
+            good &= (windows.cut(image.mask) & image.planes.invalid) == 0
+        one, zero = np.float32(1), np.float32(0)
+        psf = self.psf.render(at[:, 0], at[:, 1])
+        return Stamps(
+            data=xp.where(good, data, zero),
+            weight=xp.where(good, one / xp.where(good, variance, one), zero),
+            psf=psf if isinstance(self.psf, GridPsf) else spline_coefficients(backend.asarray(psf)),
+            middle=middle,
+            start=at - middle,
+            lobes=lobes - middle[:, None],
+        )
+
+
+def _filtered(psf: Psf, backend: Backend) -> Psf:
+    """A grid of spline coefficients on the device; any other PSF as it is.
+
+    Interpolation between the stamps of a grid is linear, and so is the filter: that of the grid does for all objects.
+    """
+    if not isinstance(psf, GridPsf):
+        return psf
+    nodes = spline_coefficients(backend.asarray(psf.stamps.reshape(-1, *psf.shape)))
+    return replace(psf, stamps=nodes.reshape(psf.stamps.shape))
 
 
 def _fit(
-    image: Exposure,
-    catalog: Catalog,
-    side: int,
+    cut: Callable[[int], Stamps],
+    found: Detections,
     sigma: float,
     wanted: np.ndarray,
     around: tuple[np.ndarray, dict[str, np.ndarray]] | None,
 ) -> dict[str, np.ndarray]:
     """Columns of the rows ``wanted``, in batches; ``around`` is which neighbours to take away, and all rows so far."""
     parts = []
-    for first in range(0, max(len(wanted), 1), BATCH):
-        batch = wanted[first : first + BATCH]
-        stamps = _gather(image, catalog[batch], side)
-        if around is not None:
-            stamps = _without(stamps, batch, *around)
-        parts.append(_measure(stamps, sigma))
+    for first in range(0, max(len(found.at), 1), BATCH):
+        batch = wanted[(wanted >= first) & (wanted < first + BATCH)] - first
+        if len(batch) or not len(found.at):
+            stamps = cut(first)
+            parts.append(_measure(stamps if around is None else _without(stamps, first, *around), batch, sigma))
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
-def _neighbours(catalog: Catalog, side: int, brighter: bool) -> np.ndarray:
+def _neighbours(found: Detections, side: int, brighter: bool) -> np.ndarray:
     """Pairs (m, 2) of rows whose second has light in the first's stamp; only the brighter ones if so asked."""
-    at = np.stack([_value(catalog, n) for n in ("x", "y")], 1)
-    pairs = cKDTree(at).query_pairs(side, output_type="ndarray")
+    pairs = cKDTree(found.at).query_pairs(side, output_type="ndarray")
     pairs = np.concatenate([pairs, pairs[:, ::-1]])
-    snr = np.abs(np.asarray(catalog["snr"]))
     # what is nearer than a pixel is the same object listed twice
-    keep = np.hypot(*(at[pairs[:, 0]] - at[pairs[:, 1]]).T) > 1
+    keep = np.hypot(*(found.at[pairs[:, 0]] - found.at[pairs[:, 1]]).T) > 1
     if brighter:
-        keep &= snr[pairs[:, 1]] > snr[pairs[:, 0]]
+        keep &= _brighter(found, pairs)
     pairs = pairs[keep]
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 
 
-def _without(stamps: Stamps, batch: np.ndarray, others: np.ndarray, rows: dict[str, np.ndarray]) -> Stamps:
-    """The stamps of the rows ``batch`` less the fitted models of their neighbours."""
-    others = others[np.isin(others[:, 0], batch)]
-    own, other = np.searchsorted(batch, others[:, 0]), others[:, 1]
-    dipole = rows["model"][other] == "dipole"
-    side = stamps.data.shape[1]
-    light = np.zeros(stamps.data.shape)
-    lobes = [("flux", "x", "y", ~dipole, 1), ("flux_pos", "x_pos", "y_pos", dipole, 1)]
-    lobes.append(("flux_neg", "x_neg", "y_neg", dipole, -1))
-    for flux, x, y, such, sign in lobes:
-        use = such & np.isfinite(rows[flux][other] + rows[x][other] + rows[y][other])
-        k, row = own[use], other[use]
-        place = np.stack([rows[x][row], rows[y][row]], 1) - stamps.middle[k]
-        np.add.at(
-            light,
-            k,
-            (sign * rows[flux][row])[:, None, None] * lobe_stamps(stamps.psf[k], place[:, 0], place[:, 1], side),
-        )
-    backend = backend_of(stamps.data)
-    data = stamps.data - backend.asarray(light, np.float32) * (stamps.weight > 0)
-    return replace(stamps, data=data)
+def _brighter(found: Detections, pairs: np.ndarray) -> np.ndarray:
+    """bool (m,): the second of these rows is the brighter one."""
+    one, two = np.abs(found.snr)[pairs.T]
+    return two > one
 
 
-def _measure(stamps: Stamps, sigma: float) -> dict[str, np.ndarray]:
-    """Both models, the choice between them, and all measured columns; positions in the image."""
-    psf = fit_lobes(stamps.data, stamps.weight, stamps.psf, stamps.start[:, None])
-    pixels = to_host((stamps.weight > 0).sum(axis=(1, 2))).astype(float)
+def _without(stamps: Stamps, first: int, others: np.ndarray, rows: dict[str, np.ndarray]) -> Stamps:
+    """The stamps of the batch from row ``first`` less the fitted models of their neighbours ``others``."""
+    own, other = others[(others[:, 0] >= first) & (others[:, 0] < first + len(stamps.start))].T
+    dipole = (rows["model"][other] == "dipole")[:, None]
+    # one lobe of a point source, two of a dipole
+    flux = np.stack([np.where(dipole[:, 0], rows["flux_pos"][other], rows["flux"][other]), -rows["flux_neg"][other]], 1)
+    x, y = (
+        np.stack([np.where(dipole[:, 0], rows[f"{a}_pos"][other], rows[a][other]), rows[f"{a}_neg"][other]], 1)
+        for a in "xy"
+    )
+    lobes = np.stack([flux, x, y], 2)
+    lobes[:, :, 1:] -= stamps.middle[own - first, None]
+    known = np.isfinite(lobes).all(axis=2)
+    known[:, 1:] &= dipole
+    count = np.bincount(own - first, known.sum(axis=1), len(stamps.start)).astype(int)
+    ends = np.concatenate([[0], np.cumsum(count)])
+    return replace(stamps, data=subtract_lobes(stamps.data, stamps.weight, stamps.psf, ends, lobes[known]))
+
+
+def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
+    """Both models of the stamps ``row``, the choice between them, and all measured columns; positions in the image."""
+    psf = stamps.fit(stamps.start[row, None], row)
     fitted = ~np.isin(psf.status, (Status.NO_DATA, Status.SINGULAR))
-    rows = _single(psf, fitted, pixels)
-    rows["sharpness"] = _sharpness(stamps, psf)
-    expected = np.maximum(pixels - PSF_FREE, 1)
-    tried = np.isfinite(stamps.lobes).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
+    rows = _single(psf, fitted)
+    expected = np.maximum(psf.pixels - PSF_FREE, 1)
+    tried = np.isfinite(stamps.lobes[row]).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
     if len(tried):
-        _dipoles(stamps, psf, tried, pixels, sigma, rows)
+        _dipoles(stamps, row[tried], psf.take(tried), tried, sigma, rows)
     for k, axis in enumerate("xy"):
         for name in (axis, f"{axis}_pos", f"{axis}_neg"):
-            rows[name] = rows[name] + stamps.middle[:, k]
+            rows[name] = rows[name] + stamps.middle[row, k]
     return rows
 
 
-def _single(psf: LobeFit, fitted: np.ndarray, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def _single(psf: LobeFit, fitted: np.ndarray) -> dict[str, np.ndarray]:
     """Columns of the one-PSF model."""
-    n = len(psf.chi2)
+    n, pixels = len(psf.chi2), psf.pixels.astype(float)
     error = np.sqrt(np.einsum("nii->ni", psf.covariance))
     flux, x, y, background = np.where(fitted[:, None], psf.parameters, np.nan).T
     kept = psf.status == Status.CONVERGED
@@ -262,6 +301,7 @@ def _single(psf: LobeFit, fitted: np.ndarray, pixels: np.ndarray) -> dict[str, n
         "bic": np.where(fitted, psf.chi2 + PSF_FREE * np.log(np.maximum(pixels, 1)), np.nan),
         "n_eval": psf.evaluations.copy(),
         "status": psf.status.copy(),
+        "sharpness": psf.sharpness,
         **_moment_columns(psf),
     }
     rows["model"][~fitted] = "none"
@@ -297,48 +337,34 @@ def _moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
     }
 
 
-def _sharpness(stamps: Stamps, psf: LobeFit) -> np.ndarray:
-    """Highest of the middle 3 x 3 pixels above the background, over the fitted PSF there."""
-    h, n = stamps.data.shape[1] // 2, len(psf.chi2)
-    flux, x, y, background = psf.parameters.T
-    core = to_host(stamps.data[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) - background[:, None]
-    usable = to_host(stamps.weight[:, h - 1 : h + 2, h - 1 : h + 2]).reshape(n, 9) > 0
-    peak = np.argmax(np.where(usable, core * np.sign(flux)[:, None], -np.inf), axis=1)
-    model = flux * lobe_stamps(stamps.psf, x, y, 3).reshape(n, 9)[np.arange(n), peak]
-    known = usable.any(axis=1) & (model != 0)
-    return np.where(known, core[np.arange(n), peak] / np.where(known, model, 1), np.nan)
-
-
 def _dipoles(
-    stamps: Stamps, psf: LobeFit, tried: np.ndarray, pixels: np.ndarray, sigma: float, rows: dict[str, np.ndarray]
+    stamps: Stamps, row: np.ndarray, psf: LobeFit, tried: np.ndarray, sigma: float, rows: dict[str, np.ndarray]
 ) -> None:
-    """Fit dipoles to the rows ``tried`` and put those that win into ``rows``."""
-    data, weight, coefficients = stamps.take(tried)
-    here, lobes = stamps.start[tried], stamps.lobes[tried]
-    along = _unit(psf.moment[tried, 1:3])
+    """Fit dipoles to the stamps ``row`` and put those that win into the columns ``rows``, there at ``tried``."""
+    here, lobes = stamps.start[row], stamps.lobes[row]
+    along = _unit(psf.moment[:, 1:3])
     across = along[:, ::-1] * np.array([-1, 1])
     trials = [(SEPARATIONS[0], along), (SEPARATIONS[1], along), (SEPARATIONS[1], across)]
     starts = [np.stack([here + d, here - d], 1) for d in (0.5 * s * sigma * direction for s, direction in trials)]
     starts[-1] = np.where(np.isfinite(lobes), lobes, starts[-1])
-    fits = (fit_lobes(data, weight, coefficients, start) for start in starts)
-    fit = _positive_first(functools.reduce(_better, fits))
+    fit = _positive_first(_best(stamps.fit(np.concatenate(starts), np.tile(row, len(starts))), len(row)))
     opposite = (fit.parameters[:, 0] > 0) & (fit.parameters[:, 3] < 0)
-    columns, lobe_error = _dipole_columns(fit)
-    degenerate = ~(lobe_error < LOBE_ERROR)
-    linear_only = np.flatnonzero(degenerate & opposite)
-    if len(linear_only):
-        middle = np.stack([columns["x"], columns["y"]], 1)[linear_only]
-        for name, value in _linear(*stamps.take(tried[linear_only]), middle, sigma).items():
-            columns[name][linear_only] = value
-    log_n = np.log(pixels[tried])
-    columns["bic"], columns["dof"] = fit.chi2 + DIPOLE_FREE * log_n, pixels[tried] - DIPOLE_FREE
-    linear = psf.moment_chi2[tried] + PSF_FREE * log_n
-    merit = np.where(degenerate, np.minimum(columns["bic"], linear), columns["bic"])
-    columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
-    gain, excess = psf.chi2[tried] - fit.chi2, psf.chi2[tried] - (pixels[tried] - PSF_FREE)
+    degenerate = ~(np.sqrt(np.einsum("nii->ni", fit.covariance)[:, [1, 2, 4, 5]]).max(axis=1) < LOBE_ERROR)
+    log_n = np.log(psf.pixels)
+    bic, linear = fit.chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
+    merit = np.where(degenerate, np.minimum(bic, linear), bic)
+    gain, excess = psf.chi2 - fit.chi2, psf.chi2 - (psf.pixels - PSF_FREE)
     wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
+    fit, degenerate = fit.take(wins), degenerate[wins]
+    columns = _dipole_columns(fit)
+    if degenerate.any():
+        middle = np.stack([columns["x"], columns["y"]], 1)[degenerate]
+        for name, value in _linear(stamps, row[wins[degenerate]], middle, sigma).items():
+            columns[name][degenerate] = value
+    columns["bic"], columns["dof"] = bic[wins], fit.pixels - DIPOLE_FREE
+    columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
     for name, value in columns.items():
-        rows[name][tried[wins]] = value[wins]
+        rows[name][tried[wins]] = value
     rows["model"][tried[wins]] = "dipole"
 
 
@@ -347,25 +373,26 @@ def _unit(v: np.ndarray) -> np.ndarray:
     return v / np.maximum(np.hypot(*v.T), 1e-300)[:, None]
 
 
-def _linear(data: Array, weight: Array, psf: np.ndarray, middle: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
+def _linear(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
     """Flux, moment and position of the linear dipole with its centre free along the moment.
 
     chi2 at three places gives the best centre and its variance, which the errors of flux and moment contain.
     """
 
-    def about(shift: np.ndarray | float) -> LobeFit:
-        return fit_lobes(data, weight, psf, (middle + shift)[:, None])
+    def about(*places: np.ndarray) -> list[LobeFit]:
+        fit = stamps.fit(np.concatenate(places)[:, None], np.tile(row, len(places)), limit=1)
+        return [fit.take(np.arange(len(row)) + k * len(row)) for k in range(len(places))]
 
-    here = about(0.0)
+    (here,) = about(middle)
     along, h = _unit(here.moment[:, 1:3]), 0.25 * sigma
-    after, before = about(h * along), about(-h * along)
+    after, before = about(middle + h * along, middle - h * along)
     curve = (after.moment_chi2 + before.moment_chi2 - 2 * here.moment_chi2) / h**2
     known = curve > 2 / sigma**2
     safe = np.where(known, curve, 2 / sigma**2)
     move = np.where(known, (before.moment_chi2 - after.moment_chi2) / (2 * h * safe), 0)
     shift = np.clip(move, -sigma, sigma)[:, None] * along
     slope = (after.moment - before.moment) / (2 * h)
-    best = about(shift)
+    (best,) = about(middle + shift)
     extra = (2 / safe)[:, None, None] * slope[:, :, None] * slope[:, None, :]
     best = replace(best, moment_covariance=best.moment_covariance + extra)
     return {
@@ -379,15 +406,15 @@ def _linear(data: Array, weight: Array, psf: np.ndarray, middle: np.ndarray, sig
     }
 
 
-def _better(a: LobeFit, b: LobeFit) -> LobeFit:
-    """Row by row the fit of the lower chi2, a usable one before one that is not."""
-    usable = [~np.isin(f.status, (Status.NO_DATA, Status.SINGULAR)) for f in (a, b)]
-    take = (usable[1] & ~usable[0]) | ((usable[1] == usable[0]) & (b.chi2 < a.chi2 - 1e-6))
-    fields = {}
-    for name in LobeFit.__dataclass_fields__:
-        one, two = getattr(a, name), getattr(b, name)
-        fields[name] = np.where(take.reshape(-1, *[1] * (one.ndim - 1)), two, one)
-    return LobeFit(**fields)
+def _best(fit: LobeFit, n: int) -> LobeFit:
+    """Of several fits of each of n objects, one round after the other, that of the lowest chi2 among the usable."""
+    usable = ~np.isin(fit.status, (Status.NO_DATA, Status.SINGULAR))
+    best = np.arange(n)
+    for other in np.arange(n, len(usable)).reshape(-1, n):
+        better = fit.chi2[other] < fit.chi2[best] - 1e-6
+        take = (usable[other] & ~usable[best]) | ((usable[other] == usable[best]) & better)
+        best = np.where(take, other, best)
+    return fit.take(best)
 
 
 def _positive_first(fit: LobeFit) -> LobeFit:
@@ -398,14 +425,11 @@ def _positive_first(fit: LobeFit) -> LobeFit:
     row = np.arange(len(order))
     parameters = np.take_along_axis(fit.parameters, order, 1)
     covariance = fit.covariance[row[:, None, None], order[:, :, None], order[:, None, :]]
-    return LobeFit(
-        parameters, covariance, fit.chi2, fit.evaluations, fit.status,
-        fit.moment, fit.moment_covariance, fit.moment_chi2,
-    )  # fmt: skip
+    return replace(fit, parameters=parameters, covariance=covariance)
 
 
-def _dipole_columns(fit: LobeFit) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What follows from the two lobes, errors to first order in their covariance; and the larger lobe error, px."""
+def _dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
+    """What follows from the two lobes, errors to first order in their covariance."""
     f1, x1, y1, f2, x2, y2, background = fit.parameters.T
     total = np.maximum(f1 - f2, 1e-300)
     dx, dy = x1 - x2, y1 - y2
@@ -429,7 +453,7 @@ def _dipole_columns(fit: LobeFit) -> tuple[dict[str, np.ndarray], np.ndarray]:
     # rounding makes the variance of a nearly singular combination negative
     errors = dict(zip(slopes, np.sqrt(np.maximum(np.einsum("nii->in", spread), 0)), strict=True))
     own = np.sqrt(np.einsum("nii->ni", fit.covariance))
-    columns = {
+    return {
         "x": (f1 * x1 - f2 * x2) / total,
         "y": (f1 * y1 - f2 * y2) / total,
         "flux": f1 + f2,
@@ -458,7 +482,6 @@ def _dipole_columns(fit: LobeFit) -> tuple[dict[str, np.ndarray], np.ndarray]:
         "moment_xy": spread[:, 5, 6],
         "moment_yy": spread[:, 6, 6],
     }
-    return columns, own[:, [1, 2, 4, 5]].max(axis=1)
 
 
 def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> Catalog:

@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numba twin of the lobe fits: ``kernels/cuda/fit.cuh`` line by line, one stamp a loop turn.
+"""Numba twins of the lobe fits: the maths of ``kernels/cuda/fit.cuh``, a stamp a loop turn, a row of pixels at a time.
 
 The Gram matrix has a row and a column for value, d/dx and d/dy of each lobe, then for 1; its last row holds the sums
-with the data: right-hand side, then sum w d^2.
+with the data: right-hand side, then sum w d^2. PSF coefficients are padded by the mirrored ones around them.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.ndimage import spline_filter1d
 
 from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS, Status
 
 CONVERGED, AT_BOUND, SINGULAR, OUT_OF_EVALUATIONS, NO_DATA = (int(s) for s in Status)
-
-
-@inline
-def _weights(t, w, d):
-    s = 1 - t
-    w[0] = s * s * s / 6
-    w[1] = (4 - 6 * t * t + 3 * t * t * t) / 6
-    w[2] = (4 - 6 * s * s + 3 * s * s * s) / 6
-    w[3] = t * t * t / 6
-    d[0] = -s * s / 2
-    d[1] = (-4 * t + 3 * t * t) / 2
-    d[2] = (4 * s - 3 * s * s) / 2
-    d[3] = t * t / 2
 
 
 @inline
@@ -37,93 +25,163 @@ def _mirrored(i, n):
 
 
 @inline
-def _psf_at(c, dx, dy, w, out):
-    """PSF and its gradient at (dx, dy) px from its middle; zero outside its stamp. ``w`` is (4, 4) scratch."""
+def _padded(c):
+    """Coefficients (p + 3, p + 3) from -1 to p + 1."""
     p = c.shape[0]
-    out[:] = 0
-    u, v = dx + p // 2, dy + p // 2
-    if not (u >= 0 and v >= 0 and u <= p - 1 and v <= p - 1):
-        return
-    iu, iv = min(int(u), max(p - 2, 0)), min(int(v), max(p - 2, 0))
-    _weights(u - iu, w[0], w[1])
-    _weights(v - iv, w[2], w[3])
-    for j in range(4):
-        row = c[_mirrored(iv - 1 + j, p)]
-        a, b = 0.0, 0.0
-        for i in range(4):
-            k = row[_mirrored(iu - 1 + i, p)]
-            a += w[0, i] * k
-            b += w[1, i] * k
-        out[0] += w[2, j] * a
-        out[1] += w[2, j] * b
-        out[2] += w[3, j] * a
+    out = np.empty((p + 3, p + 3))
+    for j in range(p + 3):
+        for i in range(p + 3):
+            out[j, i] = c[_mirrored(j - 1, p), _mirrored(i - 1, p)]
+    return out
 
 
 @inline
-def _sum_stamp(data, weight, c, q, gram):
-    """Gram sums at positions ``q``; returns the number of pixels with weight."""
-    n = gram.shape[0] - 1
+def _place(q, side, p, w):
+    """Where one axis of a PSF centred q px from the middle lies on the pixels.
+
+    Pixel i takes the padded coefficients i + first to i + first + 3 with the weights w[0], derivatives w[1]; outside
+    low..high the PSF is zero. Returns first, low, high.
+    """
+    base = p // 2 - side // 2 - q
+    if not abs(base) < 1e6:  # NaN too: nothing of it is on the stamp
+        return 0, side, -1
+    first = int(np.floor(base))
+    t = base - first
+    s = 1 - t
+    w[0, 0] = s * s * s / 6
+    w[0, 1] = (4 - 6 * t * t + 3 * t * t * t) / 6
+    w[0, 2] = (4 - 6 * s * s + 3 * s * s * s) / 6
+    w[0, 3] = t * t * t / 6
+    w[1, 0] = -s * s / 2
+    w[1, 1] = (-4 * t + 3 * t * t) / 2
+    w[1, 2] = (4 * s - 3 * s * s) / 2
+    w[1, 3] = t * t / 2
+    return first, max(-first, 0), min(p - 1 - first - (1 if t > 0 else 0), side - 1)
+
+
+@inline
+def _filtered(out, w, a, b, c, d):
+    for i in range(len(out)):
+        out[i] = w[0] * a[i] + w[1] * b[i] + w[2] * c[i] + w[3] * d[i]
+
+
+@inline
+def _lines(padded, x, y, side, w, lines):
+    """Lines (2, s + 3, s) of coefficients filtered across, value and derivative, for a lobe at (x, y).
+
+    ``w`` takes the weights (2, 2, 4), across and down. Returns the lowest and highest row of pixels with light.
+    """
+    p = padded.shape[0] - 3
+    across, left, right = _place(x, side, p, w[0])
+    down, low, high = _place(y, side, p, w[1])
+    if right < left:
+        return side, -1
+    for row in range(low, high + 4 if high >= low else low):
+        for k in range(2):
+            a, b, c, d = w[0, k]
+            for i in range(side):
+                lines[k, row, i] = 0
+            for i in range(left, right + 1):
+                at = i + across
+                lines[k, row, i] = (
+                    a * padded[row + down, at]
+                    + b * padded[row + down, at + 1]
+                    + c * padded[row + down, at + 2]
+                    + d * padded[row + down, at + 3]
+                )
+    return low, high
+
+
+@inline
+def _row(lines, y, w, value, dx, dy):
+    """One row of pixels of a lobe: value and derivatives by its position."""
+    a, b = lines[0], lines[1]
+    _filtered(value, w[0], a[y], a[y + 1], a[y + 2], a[y + 3])
+    _filtered(dx, w[0], b[y], b[y + 1], b[y + 2], b[y + 3])
+    _filtered(dy, w[1], a[y], a[y + 1], a[y + 2], a[y + 3])
+    for x in range(len(dx)):
+        dx[x] = -dx[x]
+        dy[x] = -dy[x]
+
+
+@inline
+def _sum_stamp(weight, weighted, padded, q, sums, gram):
+    """Gram sums at positions ``q``, but for the last element; ``sums`` is (n, n + 1, s) scratch."""
+    n, side = sums.shape[0], sums.shape[2]
     lobes = n // 3
-    side = data.shape[0]
-    column, w, value = np.empty(n), np.empty((4, 4)), np.empty(3)
+    column, wc = np.zeros((n, side)), np.empty(side)
+    lines, w = np.empty((lobes, 2, side + 3, side)), np.empty((lobes, 2, 2, 4))
+    ends = np.empty((lobes, 2), np.int64)
+    for k in range(lobes):
+        ends[k, 0], ends[k, 1] = _lines(padded, q[2 * k], q[2 * k + 1], side, w[k], lines[k])
     column[n - 1] = 1
-    gram[:] = 0
-    pixels = 0
+    sums[:] = 0
     for y in range(side):
-        for x in range(side):
-            if not weight[y, x] > 0:
-                continue
-            for k in range(lobes):
-                _psf_at(c, x - side // 2 - q[2 * k], y - side // 2 - q[2 * k + 1], w, value)
-                column[3 * k] = value[0]
-                column[3 * k + 1] = -value[1]
-                column[3 * k + 2] = -value[2]
-            wp, d = np.float64(weight[y, x]), np.float64(data[y, x])
-            for i in range(n):
-                wc = wp * column[i]
-                for j in range(i + 1):
-                    gram[i, j] += wc * column[j]
-                gram[n, i] += wc * d
-            gram[n, n] += wp * d * d
-            pixels += 1
+        for k in range(lobes):
+            if ends[k, 0] <= y <= ends[k, 1]:
+                _row(lines[k], y, w[k, 1], column[3 * k], column[3 * k + 1], column[3 * k + 2])
+            else:
+                column[3 * k : 3 * k + 3] = 0
+        for i in range(n):
+            for x in range(side):
+                wc[x] = weight[y, x] * column[i, x]
+            for j in range(i, n):
+                for x in range(side):
+                    sums[i, j, x] += wc[x] * column[j, x]
+            for x in range(side):
+                sums[i, n, x] += weighted[y, x] * column[i, x]
     for i in range(n):
-        for j in range(i):
-            gram[j, i] = gram[i, j]
-    return pixels
+        for j in range(i, n + 1):
+            total = 0.0
+            for x in range(side):
+                total += sums[i, j, x]
+            gram[i, j] = gram[j, i] = total
+
+
+@inline
+def _factor(a, low):
+    """Cholesky factor, its diagonal inverted; False when the matrix is singular."""
+    n = a.shape[0]
+    for i in range(n):
+        for j in range(i + 1):
+            v = a[i, j]
+            for k in range(j):
+                v -= low[i, k] * low[j, k]
+            if i != j:
+                low[i, j] = v * low[j, j]
+            elif v > 1e-12 * a[i, i] and v > 0:
+                low[i, i] = 1 / np.sqrt(v)
+            else:
+                return False
+    return True
+
+
+@inline
+def _substitute(low, z):
+    n = len(z)
+    for i in range(n):
+        for k in range(i):
+            z[i] -= low[i, k] * z[k]
+        z[i] *= low[i, i]
+    for i in range(n - 1, -1, -1):
+        for k in range(i + 1, n):
+            z[i] -= low[k, i] * z[k]
+        z[i] *= low[i, i]
 
 
 @inline
 def _invert(a):
-    """Invert a symmetric positive definite matrix in place by scaled Cholesky; False when it is not."""
+    """Invert a symmetric positive definite matrix in place; False when it is not."""
     n = a.shape[0]
-    scale, low, z = np.empty(n), np.empty((n, n)), np.empty(n)
-    for i in range(n):
-        if not a[i, i] > 0:
-            return False
-        scale[i] = 1 / np.sqrt(a[i, i])
-    for i in range(n):
-        for j in range(i + 1):
-            v = a[i, j] * scale[i] * scale[j]
-            for k in range(j):
-                v -= low[i, k] * low[j, k]
-            if i != j:
-                low[i, j] = v / low[j, j]
-            elif v > 1e-12:
-                low[i, i] = np.sqrt(v)
-            else:
-                return False
-    for c in range(n):
+    low = np.empty((n, n))
+    if not _factor(a, low):
+        return False
+    for j in range(n):
+        z = np.zeros(n)
+        z[j] = 1
+        _substitute(low, z)
         for i in range(n):
-            v = 1.0 if i == c else 0.0
-            for k in range(i):
-                v -= low[i, k] * z[k]
-            z[i] = v / low[i, i]
-        for i in range(n - 1, -1, -1):
-            for k in range(i + 1, n):
-                z[i] -= low[k, i] * z[k]
-            z[i] /= low[i, i]
-        for i in range(n):
-            a[i, c] = z[i] * scale[i] * scale[c]
+            a[i, j] = z[i]
     return True
 
 
@@ -151,51 +209,53 @@ def _solve(gram, step, inverse, solution):
 def _position_equations(gram, flux, inverse, slope, curve):
     """Gradient (of -chi2 / 2) and Kaufman's curvature for the positions."""
     last, n, m = gram.shape[0] - 1, inverse.shape[0], slope.shape[0]
-    cross = np.empty((m, n))
+    cross, along = np.empty((m, n)), np.empty(n)
     for a in range(m):
         ca, fa = 3 * (a // 2) + 1 + a % 2, flux[a // 2]
         slope[a] = fa * gram[last, ca]
         for i in range(n):
             cross[a, i] = fa * gram[ca, 3 * i]
             slope[a] -= cross[a, i] * flux[i]
-        for b in range(m):
-            curve[a, b] = fa * flux[b // 2] * gram[ca, 3 * (b // 2) + 1 + b % 2]
     for a in range(m):
-        for b in range(m):
+        for j in range(n):
+            along[j] = 0
             for i in range(n):
-                for j in range(n):
-                    curve[a, b] -= cross[a, i] * inverse[i, j] * cross[b, j]
+                along[j] += cross[a, i] * inverse[i, j]
+        for b in range(a + 1):
+            v = flux[a // 2] * flux[b // 2] * gram[3 * (a // 2) + 1 + a % 2, 3 * (b // 2) + 1 + b % 2]
+            for j in range(n):
+                v -= along[j] * cross[b, j]
+            curve[a, b] = curve[b, a] = v
 
 
 @inline
-def _propose(gram, q, start, damping, trial):
+def _propose(gram, flux, inverse, q, start, damping, trial):
     """Set the next trial position; returns the damping used, negative when no step exists."""
     m = q.shape[0]
-    n = m // 2 + 1
-    inverse, flux, slope, curve = np.empty((n, n)), np.empty(n), np.empty(m), np.empty((m, m))
-    _solve(gram, 3, inverse, flux)
+    slope, whole, curve, low = np.empty(m), np.empty((m, m)), np.empty((m, m)), np.empty((m, m))
+    _position_equations(gram, flux, inverse, slope, whole)
+    largest = 0.0
+    for i in range(m):
+        largest = max(largest, whole[i, i])
+    for i in range(m):
+        # a position at its bound that would leave it stands still and lets the others move freely
+        if (slope[i] > 0 and q[i] >= start[i] + BOUND) or (slope[i] < 0 and q[i] <= start[i] - BOUND):
+            slope[i] = 0
+            for j in range(m):
+                whole[i, j] = whole[j, i] = 0
     while True:
-        _position_equations(gram, flux, inverse, slope, curve)
-        largest = 0.0
-        for i in range(m):
-            largest = max(largest, curve[i, i])
         if not (largest > 0 and damping <= 1e12):
             return -1.0
         for i in range(m):
-            pushed = (slope[i] > 0 and q[i] >= start[i] + BOUND) or (slope[i] < 0 and q[i] <= start[i] - BOUND)
-            if pushed:
-                slope[i] = 0
-                for j in range(m):
-                    curve[i, j] = curve[j, i] = 0
+            for j in range(m):
+                curve[i, j] = whole[i, j]
             curve[i, i] += damping * max(curve[i, i], 1e-3 * largest)
-        if _invert(curve):
+        if _factor(curve, low):
             break
         damping *= 10
+    _substitute(low, slope)
     for i in range(m):
-        move = 0.0
-        for j in range(m):
-            move += curve[i, j] * slope[j]
-        move = max(-1.0, min(1.0, move))
+        move = max(-1.0, min(1.0, slope[i]))  # a pixel at most: the model is local
         trial[i] = max(start[i] - BOUND, min(start[i] + BOUND, q[i] + move))
     return damping
 
@@ -207,17 +267,51 @@ def _take(to, values):
         to[i] = values[i]
 
 
+@inline
+def _sharpness(data, weight, padded, flux, x, y, background):
+    """Highest usable of the middle 3 x 3 pixels above the background, over the fitted PSF there; NaN without either."""
+    side = data.shape[0]
+    h = side // 2
+    height, top, at_x, at_y = 0.0, 0.0, -1, -1
+    for j in range(h - 1, h + 2):
+        for i in range(h - 1, h + 2):
+            if not weight[j, i] > 0:
+                continue
+            here = data[j, i] - background
+            signed = -here if flux < 0 else here
+            if at_x < 0 or signed > top:
+                height, top, at_x, at_y = here, signed, i, j
+    if at_x < 0:
+        return np.nan
+    lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
+    low, high = _lines(padded, x, y, side, w, lines)
+    value, unused = np.zeros(side), np.empty((2, side))
+    if low <= at_y <= high:
+        _row(lines, at_y, w[1], value, unused[0], unused[1])
+    model = flux * value[at_x]
+    return height / model if model != 0 else np.nan
+
+
 @serial
-def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_covariance):
-    """Fit one stamp; returns chi2, evaluations, status, chi2 of the moment."""
-    m = start.shape[0]
+def _fit(data, weight, padded, start, limit, parameters, covariance, moment, moment_covariance):
+    """Fit one stamp; returns chi2, evaluations, status, pixels, chi2 of the moment, sharpness."""
+    m, side = start.shape[0], data.shape[0]
     lobes = m // 2
     n = 3 * lobes + 1
     q, trial, flux, f = start.copy(), start.copy(), np.zeros(lobes + 1), np.empty(lobes + 1)
-    gram, inverse = np.empty_like(best), np.empty((lobes + 1, lobes + 1))
+    best, gram, sums = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.empty((n, n + 1, side))
+    inverse, trial_inverse = np.empty((lobes + 1, lobes + 1)), np.empty((lobes + 1, lobes + 1))
     chi2, moment_chi2, damping, evaluations, status = 0.0, np.nan, 1e-3, 0, -1
+    used, weighted, pixels = np.zeros((side, side)), np.zeros((side, side)), 0
+    for y in range(side):
+        for x in range(side):
+            if weight[y, x] > 0:
+                used[y, x] = weight[y, x]
+                weighted[y, x] = used[y, x] * data[y, x]
+                gram[n, n] += weighted[y, x] * data[y, x]
+                pixels += 1
     while status < 0:
-        pixels = _sum_stamp(data, weight, c, trial, gram)
+        _sum_stamp(used, weighted, padded, trial, sums, gram)
         first = evaluations == 0
         if first and lobes == 1:
             moment_chi2 = _solve(gram, 1, moment_covariance, moment)
@@ -225,7 +319,7 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
                 moment[:] = np.nan
                 moment_covariance[:] = np.nan
         evaluations += 1
-        value = _solve(gram, 3, inverse, f) if pixels > n else np.nan
+        value = _solve(gram, 3, trial_inverse, f) if pixels > n else np.nan
         if first and not np.isfinite(value):
             for i in range(n + 1):
                 _take(best[i], gram[i])
@@ -241,6 +335,8 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
             chi2 = value
             _take(q, trial)
             _take(flux, f)
+            for i in range(lobes + 1):
+                _take(inverse[i], trial_inverse[i])
             for i in range(n + 1):
                 _take(best[i], gram[i])
             if not first:
@@ -250,11 +346,11 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
         else:
             damping *= 10
             done = moved < 1e-7
-        if not done and evaluations >= MAX_EVALUATIONS:
+        if not done and evaluations >= limit:
             status = OUT_OF_EVALUATIONS
             break
         if not done:
-            damping = _propose(best, q, start, damping, trial)
+            damping = _propose(best, flux, inverse, q, start, damping, trial)
             done = damping < 0
         if done:
             status = CONVERGED
@@ -275,33 +371,82 @@ def _fit(data, weight, c, start, best, parameters, covariance, moment, moment_co
         covariance[:] = np.nan
         if status == CONVERGED:
             status = SINGULAR
-    return chi2, evaluations, status, moment_chi2
+    sharpness = _sharpness(data, weight, padded, flux[0], q[0], q[1], flux[1]) if lobes == 1 else np.nan
+    return chi2, evaluations, status, pixels, moment_chi2, sharpness
 
 
 @parallel
 def _fit_all(
-    data, weight, psf, start, parameters, covariance, chi2, evaluations, status, moment, moment_covariance, moment_chi2
-):
-    n = parameters.shape[1]
-    for k in prange(data.shape[0]):
-        best = np.empty((n + 1, n + 1))
-        chi2[k], evaluations[k], status[k], moment_chi2[k] = _fit(
-            data[k], weight[k], psf[k], start[k], best, parameters[k], covariance[k], moment[k], moment_covariance[k]
-        )
+    data, weight, psf, start, stamp, limit, parameters, covariance, chi2, evaluations, status, pixels,
+    moment, moment_covariance, moment_chi2, sharpness,
+):  # fmt: skip
+    for k in prange(start.shape[0]):
+        at = stamp[k]
+        chi2[k], evaluations[k], status[k], pixels[k], moment_chi2[k], sharpness[k] = _fit(
+            data[at], weight[at], _padded(psf[at]), start[k], limit, parameters[k], covariance[k], moment[k],
+            moment_covariance[k],
+        )  # fmt: skip
 
 
-def fit_lobes(data: np.ndarray, weight: np.ndarray, psf: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
+def fit_lobes(
+    data: np.ndarray,
+    weight: np.ndarray,
+    psf: np.ndarray,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+) -> tuple[np.ndarray, ...]:
     count, lobes = start.shape[:2]
     n = 3 * lobes + 1
     parameters, covariance, chi2 = np.empty((count, n)), np.empty((count, n, n)), np.empty(count)
-    evaluations, status = np.empty(count, np.int32), np.empty(count, np.int32)
+    whole = [np.empty(count, np.int32) for _ in range(3)]
     moment = (np.full((count, 4), np.nan), np.full((count, 4, 4), np.nan), np.full(count, np.nan))
-    out = (parameters, covariance, chi2, evaluations, status, *moment)
+    out = (parameters, covariance, chi2, *whole, *moment, np.empty(count))
     _fit_all(
         np.ascontiguousarray(data, np.float32),
         np.ascontiguousarray(weight, np.float32),
         np.ascontiguousarray(psf, np.float64),
         np.ascontiguousarray(start, np.float64).reshape(count, 2 * lobes),
+        np.arange(count) if stamp is None else np.ascontiguousarray(stamp, np.int64),
+        limit,
         *out,
     )
     return out
+
+
+@parallel
+def _subtract_all(out, weight, psf, first, lobes):
+    side = out.shape[1]
+    for k in prange(out.shape[0]):
+        if first[k] == first[k + 1]:
+            continue
+        padded, lines, w = _padded(psf[k]), np.empty((2, side + 3, side)), np.empty((2, 2, 4))
+        value, unused = np.empty(side), np.empty((2, side))
+        for lobe in range(first[k], first[k + 1]):
+            low, high = _lines(padded, lobes[lobe, 1], lobes[lobe, 2], side, w, lines)
+            for y in range(low, high + 1):
+                _row(lines, y, w[1], value, unused[0], unused[1])
+                for x in range(side):
+                    if weight[k, y, x] > 0:
+                        out[k, y, x] -= np.float32(lobes[lobe, 0] * value[x])
+
+
+def subtract_lobes(
+    data: np.ndarray, weight: np.ndarray, psf: np.ndarray, first: np.ndarray, lobes: np.ndarray
+) -> np.ndarray:
+    out = np.array(data, np.float32, order="C")
+    _subtract_all(
+        out,
+        np.ascontiguousarray(weight, np.float32),
+        np.ascontiguousarray(psf, np.float64),
+        np.ascontiguousarray(first, np.int64),
+        np.ascontiguousarray(lobes, np.float64),
+    )
+    return out
+
+
+def spline_coefficients(psf: np.ndarray) -> np.ndarray:
+    out = np.asarray(psf, np.float64)
+    for axis in (1, 2):
+        out = spline_filter1d(out, 3, axis, mode="mirror")
+    return np.ascontiguousarray(out)

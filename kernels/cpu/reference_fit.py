@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from scipy.ndimage import map_coordinates
 from scipy.optimize import least_squares
@@ -45,7 +47,7 @@ def _moment(data: np.ndarray, root: np.ndarray, psf: np.ndarray, x: float, y: fl
     return _fluxes(columns, data, root)
 
 
-def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray) -> tuple:
+def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray, limit: int) -> tuple:
     """Parameters, covariance, chi2, evaluations and status of one stamp."""
     side, lobes = data.shape[0], len(start)
     n = 3 * lobes + 1
@@ -66,7 +68,7 @@ def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray)
     low, high = np.full(n, -np.inf), np.full(n, np.inf)
     low[moving], high[moving] = start.ravel() - BOUND, start.ravel() + BOUND
     options = {"jac": "3-point", "x_scale": "jac", "xtol": 1e-12, "ftol": 1e-15, "gtol": 1e-12}
-    found = least_squares(residual, first, bounds=(low, high), max_nfev=500, **options)
+    found = least_squares(residual, first, bounds=(low, high), max_nfev=limit, **options)
     jacobian = []
     for k in range(lobes):
         flux, *at = found.x[3 * k : 3 * k + 3]
@@ -77,14 +79,57 @@ def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray)
     return found.x, np.linalg.inv(a.T @ a), 2 * found.cost, found.nfev, status
 
 
-def fit_lobes(data: np.ndarray, weight: np.ndarray, psf: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
+def _sharpness(data: np.ndarray, root: np.ndarray, psf: np.ndarray, parameters: np.ndarray) -> float:
+    flux, x, y, background = parameters
+    model, h = flux * _psf(psf, len(data), x, y), len(data) // 2
+    light = np.where(root > 0, (data - background) * np.sign(flux), -np.inf)
+    core = light[h - 1 : h + 2, h - 1 : h + 2]
+    j, i = np.unravel_index(int(np.argmax(core)), core.shape)
+    return core[j, i] / abs(model[h - 1 + j, h - 1 + i]) if root.any() else np.nan
+
+
+def fit_lobes(
+    data: np.ndarray,
+    weight: np.ndarray,
+    psf: np.ndarray,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = 500,
+) -> tuple[np.ndarray, ...]:
+    if stamp is not None:
+        data, weight, psf = data[stamp], weight[stamp], psf[stamp]
     root = np.sqrt(np.asarray(weight, float))
     planes = list(zip(np.asarray(data, float), root, psf, start, strict=True))
     parameters, covariance, chi2, evaluations, status = (
-        np.array(a) for a in zip(*(_fit(*one) for one in planes), strict=True)
+        np.array(a) for a in zip(*(_fit(*one, limit) for one in planes), strict=True)
     )
     moments = [(np.full(4, np.nan), np.full((4, 4), np.nan), np.nan)] * len(start)
+    sharpness = np.full(len(start), np.nan)
     if start.shape[1] == 1:
         moments = [_moment(d, r, p, *q[0]) if r.any() else m for (d, r, p, q), m in zip(planes, moments, strict=True)]
+        sharpness = np.array([_sharpness(d, r, p, v) for (d, r, p, _), v in zip(planes, parameters, strict=True)])
     moment = (np.array(a) for a in zip(*moments, strict=True))
-    return parameters, covariance, chi2, evaluations.astype(np.int32), status.astype(np.int32), *moment
+    counts = (evaluations, status, (root > 0).sum(axis=(1, 2)))
+    return parameters, covariance, chi2, *(a.astype(np.int32) for a in counts), *moment, sharpness
+
+
+def subtract_lobes(
+    data: np.ndarray, weight: np.ndarray, psf: np.ndarray, first: np.ndarray, lobes: np.ndarray
+) -> np.ndarray:
+    out = np.array(data, float)
+    for k, (begin, end) in enumerate(pairwise(first)):
+        for flux, x, y in lobes[begin:end]:
+            out[k] -= np.where(weight[k] > 0, flux * _psf(psf[k], data.shape[1], x, y), 0)
+    return out.astype(np.float32)
+
+
+def spline_coefficients(psf: np.ndarray) -> np.ndarray:
+    """The interpolation equations c[i - 1] + 4 c[i] + c[i + 1] = 6 s[i], written out and solved."""
+    inverses = []
+    for n in psf.shape[1:]:
+        matrix = np.zeros((n, n))
+        for i in range(n):
+            for j, b in ((i - 1, 1 / 6), (i, 4 / 6), (i + 1, 1 / 6)):
+                matrix[i, (n - 1) - abs((n - 1) - abs(j))] += b
+        inverses.append(np.linalg.inv(matrix))
+    return np.asarray(inverses[0] @ np.asarray(psf, float) @ inverses[1].T)

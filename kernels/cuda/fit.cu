@@ -1,69 +1,130 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One warp a stamp, the whole optimisation inside: every lane sums its pixels, a butterfly adds the lanes in a fixed
-// order, and all lanes take the same decision.
+// One block a fit, the whole optimisation inside: lanes take columns, warps bands of rows; their sums are added in a
+// fixed order, and one thread decides where to look next.
 #include "fit.cuh"
 
 constexpr int WARPS = 4;
 
-template <int K>
-__device__ void sum_stamp(Sums<K>& sums, const float* data, const float* weight, const double* psf, int p, int s,
-                          const double* q)
+// Add n values over the lanes of a warp into out[n]: every step halves what a lane still has to add.
+template <int N, int OFFSET>
+__device__ void fold(double* v, int first, int end, double* out)
 {
-    const int lane = threadIdx.x % 32;
-    sums.clear();
-    for (int i = lane; i < s * s; i += 32) {
-        const float w = weight[i];
-        if (w > 0) add_pixel<K>(sums, psf, p, s, i / s, i % s, q, data[i], w);
+    if constexpr (OFFSET == 0) {
+        UNROLL
+        for (int i = 0; i < N; ++i)
+            if (first + i < end) out[first + i] = v[i];
+    } else {
+        constexpr int H = (N + 1) / 2;
+        const bool upper = threadIdx.x & OFFSET;
+        UNROLL
+        for (int i = 0; i < H; ++i) {
+            const double high = i + H < N ? v[i + H] : 0;
+            const double got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : high, OFFSET);
+            v[i] = (upper ? high : v[i]) + got;
+        }
+        fold<H, OFFSET / 2>(v, upper ? first + H : first, upper ? end : minimum(end, first + H), out);
     }
-    for (int k = 0; k < Sums<K>::COUNT; ++k)
-        for (int offset = 16; offset > 0; offset /= 2) sums.s[k] += __shfl_xor_sync(0xffffffffu, sums.s[k], offset);
 }
 
+// start: for each fit x, y of its lobes, then the number of its stamp. out: for each fit chi2, evaluations, status,
+// pixels, parameters, covariance; with one lobe then chi2, flux, x, y, background, covariance of the moment, sharpness.
 template <int K>
 __global__ void __launch_bounds__(32 * WARPS)
 fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, const double* __restrict__ psf,
-          const double* __restrict__ start, int n, int s, int p, double bound, int limit, double* __restrict__ parameters,
-          double* __restrict__ covariance, double* __restrict__ chi2, int* __restrict__ evaluations,
-          int* __restrict__ status, double* __restrict__ moment, double* __restrict__ moment_covariance,
-          double* __restrict__ moment_chi2)
+          const double* __restrict__ start, int s, int p, double bound, int limit, double* __restrict__ out)
 {
-    constexpr int N = 3 * K + 1;
-    const int stamp = blockIdx.x * WARPS + threadIdx.x / 32;
-    if (stamp >= n) return;  // whole warps leave: the shuffles of the others are untouched
-    const bool writer = threadIdx.x % 32 == 0;
-    const long long pixels = (long long)s * s;
-    data += stamp * pixels;
-    weight += stamp * pixels;
-    psf += (long long)stamp * p * p;
-    const double nan = quiet_nan();
-
-    __shared__ Sums<K> best[WARPS];
-    Optimiser<K> fit;
-    Sums<K> sums;
-    fit.begin(start + stamp * 2 * K, bound, limit, &best[threadIdx.x / 32]);
+    constexpr int N = 3 * K + 1, COUNT = Sums<K>::COUNT, ROW = 4 + N + N * N + (K == 1 ? 22 : 0);
+    __shared__ Optimiser<K> fit;
+    __shared__ Sums<K> sums;
+    __shared__ Taps taps[2 * K];
+    __shared__ double part[WARPS][COUNT], matrix[N * N];
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    start += blockIdx.x * (2 * K + 1LL);
+    out += blockIdx.x * (long long)ROW;
+    const long long stamp = (long long)start[2 * K];
+    data += stamp * s * s;
+    weight += stamp * s * s;
+    psf += stamp * p * p;
+    if (thread == 0) fit.begin(start, bound, limit);
+    const int from = s * warp / WARPS, to = s * (warp + 1) / WARPS;
     KEEP_LOOP
-    while (fit.running) {
-        sum_stamp<K>(sums, data, weight, psf, p, s, fit.trial);
-        if (K == 1 && fit.evaluations == 0 && writer) {
-            double m[4], c[16], x2;
-            const bool ok = solve_moment(reinterpret_cast<const Sums<1>&>(sums), m, c, &x2);
-            for (int i = 0; i < 4; ++i) moment[stamp * 4 + i] = ok ? m[i] : nan;
-            for (int i = 0; i < 16; ++i) moment_covariance[stamp * 16 + i] = ok ? c[i] : nan;
-            moment_chi2[stamp] = ok ? x2 : nan;
+    do {
+        __syncthreads();
+        if (thread < 2 * K) taps[thread].place(fit.trial[thread], s, p);
+        __syncthreads();
+        Sums<K> own;
+        own.clear();
+        KEEP_LOOP
+        for (int x = lane; x < s; x += 32) add_column<K>(own, data, weight, psf, p, s, taps, x, from, to);
+        fold<COUNT, 16>(own.s, 0, COUNT, part[warp]);
+        __syncthreads();
+        if (thread < COUNT) {
+            double total = 0;
+            for (int w = 0; w < WARPS; ++w) total += part[w][thread];
+            sums.s[thread] = total;
         }
-        fit.step(sums);
-    }
-    if (!writer) return;
-    double c[N * N];
-    const bool ok = fit.status != FIT_NO_DATA && fit.covariance(c);
-    for (int i = 0; i < N * N; ++i) covariance[(long long)stamp * N * N + i] = ok ? c[i] : nan;
+        __syncthreads();
+        if (thread == 0) {
+            if constexpr (K == 1)
+                if (fit.evaluations == 0) {
+                    double* moment = out + 4 + N + N * N;
+                    if (!solve_linear<1>(sums, moment + 1, moment, moment + 5))
+                        for (int i = 0; i < 21; ++i) moment[i] = quiet_nan();
+                }
+            fit.step(sums);
+        }
+        __syncthreads();
+    } while (fit.running);
+    if (thread != 0) return;
+    const bool ok = fit.covariance(matrix);
+    out[0] = fit.chi2;
+    out[1] = fit.evaluations;
+    out[2] = fit.status == FIT_CONVERGED && !ok ? FIT_SINGULAR : fit.status;
+    out[3] = fit.best.pixels();
     for (int k = 0; k < K; ++k) {
-        parameters[stamp * N + 3 * k] = fit.flux[k];
-        parameters[stamp * N + 3 * k + 1] = fit.q[2 * k];
-        parameters[stamp * N + 3 * k + 2] = fit.q[2 * k + 1];
+        out[4 + 3 * k] = fit.flux[k];
+        out[5 + 3 * k] = fit.q[2 * k];
+        out[6 + 3 * k] = fit.q[2 * k + 1];
     }
-    parameters[stamp * N + 3 * K] = fit.flux[K];
-    chi2[stamp] = fit.chi2;
-    evaluations[stamp] = fit.evaluations;
-    status[stamp] = fit.status == FIT_CONVERGED && !ok ? FIT_SINGULAR : fit.status;
+    out[4 + 3 * K] = fit.flux[K];
+    for (int i = 0; i < N * N; ++i) out[4 + N + i] = ok ? matrix[i] : quiet_nan();
+    if constexpr (K == 1)
+        out[ROW - 1] = sharpness_of(data, weight, psf, p, s, fit.flux[0], fit.q[0], fit.q[1], fit.flux[1]);
+}
+
+// Take the light of lobes away from stamps, one block a stamp: those of stamp k are first[k] to first[k + 1] - 1, each
+// flux, x, y.
+extern "C" __global__ void subtract_lobes(const float* __restrict__ data, const float* __restrict__ weight,
+                                          const double* __restrict__ psf, const int* __restrict__ first,
+                                          const double* __restrict__ lobes, int s, int p, float* __restrict__ out)
+{
+    __shared__ Taps taps[2];
+    const long long stamp = blockIdx.x, at = stamp * s * s;
+    psf += stamp * p * p;
+    const int begin = first[stamp], end = first[stamp + 1];
+    for (int i = threadIdx.x; i < s * s; i += blockDim.x) out[at + i] = data[at + i];
+    for (int k = begin; k < end; ++k) {
+        __syncthreads();
+        if (threadIdx.x < 2) taps[threadIdx.x].place(lobes[3 * k + 1 + threadIdx.x], s, p);
+        __syncthreads();
+        for (int i = threadIdx.x; i < s * s; i += blockDim.x)
+            if (weight[at + i] > 0)
+                out[at + i] -= (float)(lobes[3 * k] * psf_at(psf, p, taps[0], taps[1], i % s, i / s));
+    }
+}
+
+// Samples of PSF stamps to B-spline coefficients in place, one block a stamp; dynamic shared memory holds one double
+// for each sample of the longer side.
+extern "C" __global__ void spline_coefficients(double* __restrict__ psf, int height, int width)
+{
+    extern __shared__ double ratio[];
+    psf += blockIdx.x * (long long)height * width;
+    for (int axis = 0; axis < 2; ++axis) {
+        const int n = axis ? width : height, lines = axis ? height : width;
+        if (threadIdx.x == 0) spline_ratios(ratio, n);
+        __syncthreads();
+        for (int i = threadIdx.x; i < lines; i += blockDim.x)
+            spline_line(axis ? psf + (long long)i * width : psf + i, n, axis ? 1 : width, ratio);
+        __syncthreads();
+    }
 }

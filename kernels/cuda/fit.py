@@ -1,32 +1,78 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launcher of the lobe fits; arguments and results as the twin of ``kernels/cpu/fit.py``."""
+"""Launchers of the lobe fits; arguments and results as the twins of ``kernels/cpu/fit.py``."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.module import kernel
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
 
-WARPS = 4
-"""Stamps a block, one warp each: as in ``fit.cu``."""
+THREADS = 128
+"""A block: as in ``fit.cu``."""
 
 
-def fit_lobes(data: Array, weight: Array, psf: Array, start: Array) -> tuple[Array, ...]:
+def fit_lobes(
+    data: Array,
+    weight: Array,
+    psf: Array,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+) -> tuple[np.ndarray, ...]:
+    """Results on the host: everything of a fit is one row, which comes back in one copy."""
     backend = backend_of(data)
-    xp = backend.xp
     count, lobes = start.shape[:2]
     n = 3 * lobes + 1
-    parameters, covariance, chi2 = xp.empty((count, n)), xp.empty((count, n, n)), xp.empty(count)
-    evaluations, status = xp.empty(count, np.int32), xp.empty(count, np.int32)
-    moment = (xp.full((count, 4), np.nan), xp.full((count, 4, 4), np.nan), xp.full(count, np.nan))
-    out = (parameters, covariance, chi2, evaluations, status, *moment)
+    # chi2, evaluations, status, pixels, parameters, covariance, then of the moment chi2, itself, covariance; sharpness
+    sizes = (1, 1, 1, 1, n, n * n, *((1, 4, 16, 1) if lobes == 1 else ()))
+    rows = np.empty((0, sum(sizes)))
     if count:
+        out = backend.xp.empty((count, sum(sizes)))
+        number = np.arange(count) if stamp is None else stamp
+        table = backend.asarray(np.column_stack([start.reshape(count, 2 * lobes), number]), np.float64)
         stamps = [backend.asarray(a, np.float32) for a in (data, weight)]
-        tables = [backend.asarray(a, np.float64) for a in (psf, start)]
-        sizes = [np.int32(v) for v in (count, data.shape[1], psf.shape[1])]
-        limits = (np.float64(BOUND), np.int32(MAX_EVALUATIONS))
+        scalars = (np.int32(data.shape[1]), np.int32(psf.shape[1]), np.float64(BOUND), np.int32(limit))
         function = kernel("fit.cu", "fit_lobes", (str(lobes),))
-        function((-(-count // WARPS),), (32 * WARPS,), (*stamps, *tables, *sizes, *limits, *out))
+        function((count,), (THREADS,), (*stamps, backend.asarray(psf, np.float64), table, *scalars, out))
+        rows = to_host(out)
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    chi2, evaluations, status, pixels = (p[:, 0] for p in parts[:4])
+    whole = [a.astype(np.int32) for a in (evaluations, status, pixels)]
+    moment_chi2, moment, moment_covariance, sharpness = (
+        parts[6:] if lobes == 1 else (np.full((count, k), np.nan) for k in (1, 4, 16, 1))
+    )
+    return (
+        parts[4],
+        parts[5].reshape(count, n, n),
+        chi2,
+        *whole,
+        moment,
+        moment_covariance.reshape(count, 4, 4),
+        moment_chi2[:, 0],
+        sharpness[:, 0],
+    )
+
+
+def subtract_lobes(data: Array, weight: Array, psf: Array, first: np.ndarray, lobes: np.ndarray) -> Array:
+    backend = backend_of(data)
+    out = backend.xp.empty(data.shape, np.float32)
+    if len(data):
+        stamps = [backend.asarray(a, np.float32) for a in (data, weight)]
+        tables = (backend.asarray(first, np.int32), backend.asarray(lobes, np.float64))
+        sizes = (np.int32(data.shape[1]), np.int32(psf.shape[1]))
+        arguments = (*stamps, backend.asarray(psf, np.float64), *tables, *sizes, out)
+        kernel("fit.cu", "subtract_lobes")((len(data),), (THREADS,), arguments)
+    return out
+
+
+def spline_coefficients(psf: Array) -> Array:
+    backend = backend_of(psf)
+    out = backend.xp.array(psf, np.float64, order="C")
+    if out.size:
+        height, width = out.shape[1:]
+        sizes = (np.int32(height), np.int32(width))
+        # lines are few and long: one warp a stamp
+        kernel("fit.cu", "spline_coefficients")((len(out),), (32,), (out, *sizes), shared_mem=8 * max(height, width))
     return out

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import support_host_cuda
-from cases import components, convolve_tiles, fit_lobes, peak_flags, stamp_basis
+from cases import components, convolve_tiles, fit_lobes, peak_flags, spline_coefficients, stamp_basis, subtract_lobes
 
 from skydelta.kernels.core.fused import chains
 from skydelta.kernels.core.spec import registry, resolve_target
@@ -124,30 +124,33 @@ def test_fits(tmp_path, rng, shape):
     side, lobes = shape
     count, p, n = len(case["data"]), case["psf"].shape[1], 3 * lobes + 1
     moments = """
-        if (fit.evaluations == 0 && solve_moment(sums, m, c, &x2))
+        double m[4], mc[16], x2;
+        if (fit.evaluations == 0 && solve_linear<1>(sums, m, &x2, mc))
           for (int i = 0; i < 4; ++i) moment[4 * k + i] = m[i];
     """
+    sharpness = "sharpness[k] = sharpness_of(d, w, c, p, s, fit.flux[0], fit.q[0], fit.q[1], fit.flux[1]);"
     body = f"""
-    constexpr int K = {lobes}, N = {n};
+    constexpr int K = {lobes}, N = {n}, s = {side}, p = {p};
     for (int k = 0; k < {count}; ++k) {{
-      Sums<K> sums, best;
+      const float *d = data + stamp[k] * s * s, *w = weight + stamp[k] * s * s;
+      const double* c = psf + stamp[k] * p * p;
       Optimiser<K> fit;
-      double c[N * N];
-      [[maybe_unused]] double m[4], x2;
-      fit.begin(start + k * 2 * K, {BOUND}, {MAX_EVALUATIONS}, &best);
+      double matrix[N * N];
+      fit.begin(start + k * 2 * K, {BOUND}, {MAX_EVALUATIONS});
       while (fit.running) {{
+        Sums<K> sums;
+        Taps taps[2 * K];
         sums.clear();
-        for (int i = 0; i < {side**2}; ++i) {{
-          const int at = k * {side**2} + i;
-          if (weight[at] > 0)
-            add_pixel<K>(sums, psf + k * {p * p}, {p}, {side}, i / {side}, i % {side}, fit.trial, data[at], weight[at]);
-        }}
+        for (int i = 0; i < 2 * K; ++i) taps[i].place(fit.trial[i], s, p);
+        for (int band = 0; band < 3; ++band)
+          for (int x = 0; x < s; ++x)
+            add_column<K>(sums, d, w, c, p, s, taps, x, s * band / 3, s * (band + 1) / 3);
         {moments if lobes == 1 else ""}
         fit.step(sums);
       }}
-      const bool ok = fit.status != FIT_NO_DATA && fit.covariance(c);
+      const bool ok = fit.covariance(matrix);
       status[k] = fit.status == FIT_CONVERGED && !ok ? FIT_SINGULAR : fit.status;
-      for (int i = 0; i < N * N; ++i) covariance[k * N * N + i] = ok ? c[i] : quiet_nan();
+      for (int i = 0; i < N * N; ++i) covariance[k * N * N + i] = ok ? matrix[i] : quiet_nan();
       for (int l = 0; l < K; ++l) {{
         parameters[k * N + 3 * l] = fit.flux[l];
         parameters[k * N + 3 * l + 1] = fit.q[2 * l];
@@ -155,6 +158,7 @@ def test_fits(tmp_path, rng, shape):
       }}
       parameters[k * N + 3 * K] = fit.flux[K];
       chi2[k] = fit.chi2;
+      {sharpness if lobes == 1 else ""}
     }}
     """
     outputs = {
@@ -163,15 +167,57 @@ def test_fits(tmp_path, rng, shape):
         "chi2": (np.float64, count),
         "status": (np.int32, count),
         "moment": (np.float64, (count, 4)),
+        "sharpness": (np.float64, count),
     }
     got = support_host_cuda.run(tmp_path, "fit.cuh", body, case, outputs)
-    parameters, covariance, chi2, _, status, moment, *_ = reference("fit_lobes", case)
+    parameters, covariance, chi2, _, status, _, moment, *_, sharpness = reference("fit_lobes", case)
     np.testing.assert_array_equal(got["status"], status)
     for name, want in (("parameters", parameters), ("covariance", covariance), ("chi2", chi2)):
         close(got[name], want, "fit_lobes")
     if lobes == 1:
         known = ~np.isnan(moment)
         close(got["moment"][known], moment[known], "fit_lobes")
+        close(got["sharpness"], sharpness, "fit_lobes")
+
+
+@pytest.mark.parametrize("shape", subtract_lobes.SHAPES)
+def test_lobes_are_taken_away(tmp_path, rng, shape):
+    side, p = shape
+    case = subtract_lobes.make(rng, shape)
+    body = f"""
+    for (long long i = 0; i < n_out; ++i) {{
+      const long long k = i / {side**2}, at = i % {side**2};
+      out[i] = data[i];
+      for (int l = first[k]; l < first[k + 1] && weight[i] > 0; ++l) {{
+        Taps across, down;
+        across.place(lobes[3 * l + 1], {side}, {p});
+        down.place(lobes[3 * l + 2], {side}, {p});
+        out[i] -= (float)(lobes[3 * l] * psf_at(psf + k * {p * p}, {p}, across, down, at % {side}, at / {side}));
+      }}
+    }}
+    """
+    outputs = {"out": (np.float32, case["data"].shape)}
+    got = support_host_cuda.run(tmp_path, "fit.cuh", body, case, outputs)
+    close(got["out"], reference("subtract_lobes", case), "subtract_lobes")
+
+
+@pytest.mark.parametrize("shape", spline_coefficients.SHAPES)
+def test_spline_filter(tmp_path, rng, shape):
+    height, width = shape
+    case = spline_coefficients.make(rng, shape)
+    body = f"""
+    const int height = {height}, width = {width};
+    double ratio[{max(shape)}];
+    for (long long i = 0; i < n_psf; ++i) out[i] = psf[i];
+    spline_ratios(ratio, height);
+    for (long long k = 0; k < n_psf / (height * width); ++k)
+      for (int i = 0; i < width; ++i) spline_line(out + k * height * width + i, height, width, ratio);
+    spline_ratios(ratio, width);
+    for (long long line = 0; line < n_psf / width; ++line) spline_line(out + line * width, width, 1, ratio);
+    """
+    outputs = {"out": (np.float64, case["psf"].shape)}
+    got = support_host_cuda.run(tmp_path, "fit.cuh", body, case, outputs)
+    close(got["out"], reference("spline_coefficients", case), "spline_coefficients")
 
 
 @pytest.mark.parametrize("name", sorted(chains()))

@@ -11,8 +11,8 @@ from cases import fit_lobes as case
 from scipy.ndimage import map_coordinates
 from support_sources import SIGMA, flux_of, gaussian
 
-from skydelta.kernels.cpu.fit import _psf_at
-from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, lobe_stamps, spline_coefficients
+from skydelta.kernels.cpu.fit import _lines, _padded, _row
+from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, spline_coefficients, subtract_lobes
 
 SIDE = 21
 PSF = spline_coefficients(gaussian(31, 0, 0)[None])
@@ -41,24 +41,81 @@ def dipoles(rng, n, low=20, high=200):
     return at, flux, at + rng.normal(0, 0.3, at.shape)
 
 
-def test_psf_and_its_gradient_against_scipy_and_differences(rng):
-    coefficients = spline_coefficients(rng.normal(0, 1, (1, 15, 15)))[0]
-    scratch, h = np.empty((4, 4)), 1e-5
+def lobe(coefficients, x, y, side):
+    """Value and derivatives by position (3, s, s) of the PSF at (x, y) px from the middle of a stamp."""
+    lines, w, out = np.empty((2, side + 3, side)), np.empty((2, 2, 4)), np.zeros((3, side, side))
+    low, high = _lines(_padded(coefficients), x, y, side, w, lines)
+    for row in range(low, high + 1):
+        _row(lines, row, w[1], *out[:, row])
+    return out
 
-    def value(dx, dy):
-        out = np.empty(3)
-        _psf_at(coefficients, dx, dy, scratch, out)
-        return out
 
-    for dx, dy in rng.uniform(-6.9, 6.9, (100, 2)):
-        v, gx, gy = value(dx, dy)
-        want = map_coordinates(coefficients, [[dy + 7], [dx + 7]], order=3, prefilter=False, mode="mirror")[0]
-        assert v == pytest.approx(want, abs=1e-12)
-        assert gx == pytest.approx((value(dx + h, dy)[0] - value(dx - h, dy)[0]) / (2 * h), abs=1e-6)
-        assert gy == pytest.approx((value(dx, dy + h)[0] - value(dx, dy - h)[0]) / (2 * h), abs=1e-6)
-        drawn = lobe_stamps(coefficients[None], np.array([1 - dx]), np.array([-1 - dy]), 3)[0]
-        assert drawn[0, 2] == pytest.approx(v, abs=1e-12)
-    assert not value(7.1, 0).any()
+@pytest.mark.parametrize(("p", "side"), [(15, 9), (9, 15), (7, 31)])
+def test_psf_and_its_gradient_against_scipy_and_differences(rng, p, side):
+    coefficients = spline_coefficients(rng.normal(0, 1, (1, p, p)))[0]
+    h = 1e-5
+    # a whole number puts taps of no weight beyond the edge; off all pixels there is nothing
+    for x, y in [*rng.uniform(-6.9, 6.9, (50, 2)), (2, -3), (0, 0.5), (-30.5, 0), (0, np.nan), (1e9, 0)]:
+        o = np.arange(side) - side // 2 + p // 2
+        yy, xx = np.meshgrid(o - y, o - x, indexing="ij")
+        inside = (yy >= 0) & (xx >= 0) & (yy <= p - 1) & (xx <= p - 1)
+        want = map_coordinates(coefficients, np.nan_to_num([yy, xx]), order=3, prefilter=False, mode="mirror")
+        value, dx, dy = lobe(coefficients, x, y, side)
+        np.testing.assert_allclose(value, np.where(inside, want, 0), atol=1e-12)
+        assert not dx[~inside].any()
+        # within h of the edge one of the differences is outside
+        core = (yy > 2 * h) & (xx > 2 * h) & (yy < p - 1 - 2 * h) & (xx < p - 1 - 2 * h)
+        if core.any():
+            numeric = [lobe(coefficients, x + a, y + b, side)[0] for a, b in ((h, 0), (-h, 0), (0, h), (0, -h))]
+            np.testing.assert_allclose(dx[core], (numeric[0] - numeric[1])[core] / (2 * h), atol=1e-6)
+            np.testing.assert_allclose(dy[core], (numeric[2] - numeric[3])[core] / (2 * h), atol=1e-6)
+
+
+def test_light_that_is_taken_away_is_gone(rng):
+    at, flux, _ = dipoles(rng, 30)
+    data, weight = stamps(rng, at, flux)
+    weight[:, 3, 4] = 0
+    first, lobes = 2 * np.arange(31), np.c_[flux.ravel(), at.reshape(-1, 2)]
+    left = subtract_lobes(data, weight, np.repeat(PSF, 30, 0), first, lobes)
+    np.testing.assert_array_equal(left[:, 3, 4], data[:, 3, 4])
+    used = weight > 0
+    assert left[used].std() == pytest.approx(1, abs=0.05)
+    assert abs(left[used].mean()) < 0.05
+    none = subtract_lobes(data, weight, np.repeat(PSF, 30, 0), np.zeros(31, int), np.zeros((0, 3)))
+    np.testing.assert_array_equal(none, data)
+
+
+def test_stamps_may_be_fitted_several_times_and_once_only(rng):
+    at, flux, start = dipoles(rng, 12)
+    data, weight = stamps(rng, at, flux)
+    psf, stamp = np.repeat(PSF, 12, 0), rng.integers(0, 12, 40)
+    shifted = start[stamp] + rng.normal(0, 0.1, (40, 2, 2))
+    got = fit_lobes(data, weight, psf, shifted, stamp)
+    want = fit_lobes(data[stamp], weight[stamp], psf[stamp], shifted)
+    for name in LobeFit.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+    for k in (1, 2):
+        once = fit_lobes(data, weight, psf, start[:, :k], limit=1)
+        np.testing.assert_array_equal(once.evaluations, 1)
+        np.testing.assert_array_equal(once.parameters.reshape(12, -1)[:, [1, 2]], start[:, 0])
+        whole = fit_lobes(data, weight, psf, start[:, :k])
+        np.testing.assert_array_equal(once.moment, whole.moment)
+
+
+def test_sharpness_by_hand(rng):
+    """A star is as sharp as the PSF, a hot pixel far sharper, and what is hidden is not known."""
+    data, weight = stamps(rng, np.full((4, 1, 2), 0.2), np.full((4, 1), 1e5), noise=1e-3)
+    data[1, 10, 9] *= 3
+    weight[2, 9:12, 9:12] = 0
+    weight[3, 10, 10] = 0
+    got = fit(data, weight, np.zeros((4, 1, 2)))
+    flux, x, y, background = got.parameters[1]
+    assert got.sharpness[0] == pytest.approx(1, abs=2e-3)
+    assert got.sharpness[1] == pytest.approx((data[1, 10, 9] - background) / (flux * _spline(x, y)[10, 9]), rel=1e-6)
+    assert got.sharpness[1] > 1.5
+    assert np.isnan(got.sharpness[2])
+    assert got.sharpness[3] == pytest.approx(1, abs=2e-3)
+    np.testing.assert_array_equal(got.pixels, [441, 441, 432, 440])
 
 
 @pytest.mark.parametrize("noise", ["flat", "tenfold"])
@@ -219,18 +276,23 @@ HOST = """
   const int s = {side}, p = {p};
   for (int k = 0; k < {n}; ++k) {{
     Optimiser<K> fit;
-    Sums<K> sums, best;
-    fit.begin(start + k * 2 * K, {bound}, {limit}, &best);
+    const float *d = data + stamp[k] * s * s, *w = weight + stamp[k] * s * s;
+    fit.begin(start + k * 2 * K, {bound}, {limit});
     while (fit.running) {{
+      Taps taps[2 * K];
+      for (int i = 0; i < 2 * K; ++i) taps[i].place(fit.trial[i], s, p);
+      Sums<K> sums;
       sums.clear();
-      for (int i = 0; i < s * s; ++i) {{
-        const float w = weight[k * s * s + i];
-        if (w > 0) add_pixel<K>(sums, psf + k * p * p, p, s, i / s, i % s, fit.trial, data[k * s * s + i], w);
+      for (int x = 0; x < s; ++x) {{
+        Sums<K> column;
+        column.clear();
+        add_column<K>(column, d, w, psf + stamp[k] * p * p, p, s, taps, x, 0, s);
+        for (int i = 0; i < Sums<K>::COUNT; ++i) sums.s[i] += column.s[i];
       }}
       fit.step(sums);
     }}
     double c[N * N];
-    const bool ok = fit.status != FIT_NO_DATA && fit.covariance(c);
+    const bool ok = fit.covariance(c);
     for (int i = 0; i < N * N; ++i) covariance[k * N * N + i] = ok ? c[i] : quiet_nan();
     for (int i = 0; i < K; ++i) {{
       parameters[k * N + 3 * i] = fit.flux[i];

@@ -7,7 +7,7 @@ from support_sources import gaussian
 from skydelta.kernels.fit import spline_coefficients
 
 SHAPES = [(21, 1), (15, 1), (21, 2), (25, 2)]
-HOST = ("psf", "start")
+HOST = ("psf", "start", "stamp")
 UNCOMPARED = ("result.3",)  # evaluations: each optimiser needs as many as it needs
 COUNT = 24
 
@@ -28,9 +28,11 @@ def make(rng, shape):
     weight = rng.uniform(0.5, 1.5, data.shape)
     weight[rng.random(data.shape) < 0.03] = 0
     weight[3] = 0
+    stamp = rng.permutation(COUNT)
     return {
         "data": np.where(weight > 0, data, 0).astype(np.float32),
         "weight": weight.astype(np.float32),
         "psf": spline_coefficients(psf),
-        "start": at + rng.uniform(-0.4, 0.4, at.shape),
+        "start": (at + rng.uniform(-0.4, 0.4, at.shape))[stamp],
+        "stamp": stamp,
     }
