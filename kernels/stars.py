@@ -204,7 +204,7 @@ def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) 
 
 def star_shapes(
     image: Array, good: Array, pixel: Array, half: int, core: int, sigma: float, iterations: int = 10
-) -> tuple[Array, Array]:
+) -> Array:
     """Windowed centroids, and the moments of the light under a Gaussian window around them.
 
     The centroid takes twice the offset of the weighted mean at each step (Bertin, SExtractor's XWIN_IMAGE). The window
@@ -227,18 +227,17 @@ def star_shapes(
 
     Returns
     -------
-    measures : float64 (4, n)
+    float64 (5, n)
         Centre x, y relative to the middle pixel (px), (det C)^(1/4) (px; inf where the light is too wide or not
-        positive, 0 where it is a point) and ellipticity 1 - b / a.
-    clean : bool (n,)
-        All pixels of the core are usable.
+        positive, 0 where it is a point), ellipticity 1 - b / a, and ``clean``: 1 where all pixels of the core are
+        usable, else 0.
     """
     return implementation(SHAPES, backend_of(image))(image, good, pixel, half, core, float(sigma), iterations)
 
 
 def star_apertures(
     image: Array, good: Array, pixel: Array, centre: Array, half: int, aperture: float, core: float
-) -> tuple[Array, Array]:
+) -> Array:
     """Light inside a circle with a soft edge, brightest pixel, and unusable pixels near the centre.
 
     Parameters
@@ -257,10 +256,9 @@ def star_apertures(
 
     Returns
     -------
-    measures : float64 (2, n)
-        Flux, and brightest pixel within ``core``.
-    spoilt : bool (n,)
-        A pixel of the window within ``core`` is unusable or outside the image.
+    float64 (3, n)
+        Flux, brightest pixel within ``core``, and 1 where a pixel of the window within ``core`` is unusable or outside
+        the image, else 0.
     """
     return implementation(APERTURES, backend_of(image))(image, good, pixel, centre, half, float(aperture), float(core))
 

@@ -166,9 +166,9 @@ class Windows:
     def shapes(self, fwhm: float) -> Shapes:
         """Moments under a Gaussian window of the stars' own width (px), `WINDOW` at least."""
         sigma = max(fwhm, WINDOW) / SIGMA_TO_FWHM
-        measures, clean = star_shapes(self.image, self.good, self.pixel, self.half, CORE[1], sigma)
-        x, y, size, ellipticity = to_host(measures)
-        return Shapes(measures[:2], x, y, SIGMA_TO_FWHM * size, ellipticity, to_host(clean))
+        measures = star_shapes(self.image, self.good, self.pixel, self.half, CORE[1], sigma)
+        x, y, size, ellipticity, clean = to_host(measures)
+        return Shapes(measures[:2], x, y, SIGMA_TO_FWHM * size, ellipticity, clean > 0)
 
     def only(self, k: int) -> Windows:
         """The k-th one."""
@@ -251,8 +251,8 @@ def _limit(light: Array, good: Array, variance: Array | None, gain: float) -> Ar
     every = max(1, int(np.sqrt(light.size / 2e5)))
     part = np.s_[::every, ::every]
     noise = xp.full(1, gain, np.float32) if variance is None else variance[part] * np.float32(gain)
-    usable = noise > 0
-    snr = xp.where(usable, light[part] / xp.sqrt(xp.where(usable, noise, np.float32(1))), np.float32(0))
+    with np.errstate(divide="ignore", invalid="ignore"):  # NumPy's, where the pixel does not count
+        snr = xp.where(noise > 0, light[part] / xp.sqrt(noise), np.float32(0))
     level, spread = _centre_and_spread(xp.where(good[part], snr, np.float32(np.nan)))
     # the measured spread counts where it is larger: correlated noise, crowding
     return (level + np.float32(THRESHOLD) * xp.maximum(np.float32(1), spread)).reshape(1)
@@ -327,11 +327,12 @@ def _table(peaks: Peaks, rows: Array, windows: Windows, shapes: Shapes, clump: f
     shape = windows.image.shape
     use = slice(len(rows))
     x, y, snr = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y, peaks.snr[use]
-    measures, spoilt = star_apertures(
+    measures = star_apertures(
         windows.image, windows.good, windows.pixel, shapes.centre, windows.half, 1.5 * clump, max(1.5, clump)
     )
     near = neighbours(peaks.pixel, peaks.light, rows, shape[1], NEIGHBOUR[0] * clump, NEIGHBOUR[1])
-    (flux, peak), saturated, alone = to_host(measures), to_host(spoilt), to_host(near) <= 1
+    flux, peak, spoilt = to_host(measures)
+    saturated, alone = spoilt > 0, to_host(near) <= 1
     drifted = np.hypot(shapes.x, shapes.y) > max(1.5, 0.6 * clump)
     limits = LIKE_IT if galaxies else CLUMP
     verdict = _verdict(shape, x, y, snr, shapes, clump, limits, ~saturated & ~drifted)
@@ -399,8 +400,8 @@ def _smooth_field(
     shape: tuple[int, int], x: np.ndarray, y: np.ndarray, values: np.ndarray, use: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Robust quadratic over the field through the values in use, at all positions, and the scatter around it."""
-    terms = polynomial_terms(*Domain.of(shape).uv(x, y), 2).T
-    basis, values = terms[use], values[use]
+    terms = polynomial_terms(*Domain.of(shape).uv(x, y), 2)
+    basis, values = terms[:, use], values[use]
     usual = _median(values)
     spread, kept, solution = np.inf, np.ones(len(values), bool), None
     residual = values - usual
@@ -410,8 +411,8 @@ def _smooth_field(
         before, kept = kept, np.abs(residual) <= max(3 * spread, 0.02)
         if kept.sum() < 12 or (solution is not None and np.array_equal(kept, before)):
             break
-        chosen = basis[kept]
+        chosen = basis * kept
         # least norm where the stars lie on a line
-        solution = np.linalg.lstsq(chosen.T @ chosen, chosen.T @ values[kept], rcond=1e-14)[0]
-        residual = values - basis @ solution
-    return (np.full(len(x), usual) if solution is None else terms @ solution), spread
+        solution = np.linalg.lstsq(chosen @ basis.T, chosen @ values, rcond=1e-14)[0]
+        residual = values - solution @ basis
+    return (np.full(len(x), usual) if solution is None else solution @ terms), spread

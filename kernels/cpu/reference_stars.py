@@ -55,13 +55,13 @@ def ring_medians(
 
 def star_shapes(
     image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int, sigma: float, iterations: int = 10
-) -> tuple[np.ndarray, np.ndarray]:
-    clean = np.asarray(_stamps(good, pixel, core).all(axis=(1, 2)))
-    return windowed_moments(_light(image, good, pixel, half), sigma, iterations), clean
+) -> np.ndarray:
+    clean = _stamps(good, pixel, core).all(axis=(1, 2))
+    return np.stack([*windowed_moments(_light(image, good, pixel, half), sigma, iterations), clean])
 
 
 def windowed_moments(stamps: np.ndarray, sigma: float, iterations: int = 10) -> np.ndarray:
-    """The measures (4, n) of `star_shapes` for stamps (n, m, m) of odd side."""
+    """The first measures (4, n) of `star_shapes` for stamps (n, m, m) of odd side."""
     n, m = stamps.shape[:2]
     half, variance = m // 2, sigma * sigma
     o = np.arange(-half, half + 1.0)
@@ -102,13 +102,13 @@ def star_apertures(
     half: int,
     aperture: float,
     core: float,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     stamps, usable = _light(image, good, pixel, half), _stamps(good, pixel, half)
     o = np.arange(-half, half + 1)
     r = np.hypot(o - centre[0][:, None, None], o[:, None] - centre[1][:, None, None])
     flux = (stamps * np.clip(aperture + 0.5 - r, 0, 1)).sum(axis=(1, 2))
     peak = np.where(r <= core, stamps, -np.inf).max(axis=(1, 2))
-    return np.stack([flux, peak]), np.asarray(((r <= core) & ~usable).any(axis=(1, 2)))
+    return np.stack([flux, peak, ((r <= core) & ~usable).any(axis=(1, 2))])
 
 
 def neighbours(

@@ -215,12 +215,12 @@ def _limited(step):
 
 
 @parallel
-def _star_shapes(image, good, pixel, half, core, sigma, iterations, measures, clean):
+def _star_shapes(image, good, pixel, half, core, sigma, iterations, measures):
     width = image.shape[1]
     m, variance = 2 * half + 1, sigma * sigma
     for k in prange(pixel.size):
         y, x = pixel[k] // width, pixel[k] % width
-        clean[k] = _clean(good, y, x, core)
+        measures[4, k] = 1.0 if _clean(good, y, x, core) else 0.0
         stamp = np.zeros((m, m), np.float32)
         for j in range(m):
             for i in range(m):
@@ -258,14 +258,14 @@ def _star_shapes(image, good, pixel, half, core, sigma, iterations, measures, cl
 
 def star_shapes(
     image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int, sigma: float, iterations: int = 10
-) -> tuple[np.ndarray, np.ndarray]:
-    measures, clean = np.empty((4, pixel.size)), np.empty(pixel.size, np.bool_)
-    _star_shapes(image, good, pixel, half, core, sigma, iterations, measures, clean)
-    return measures, clean
+) -> np.ndarray:
+    measures = np.empty((5, pixel.size))
+    _star_shapes(image, good, pixel, half, core, sigma, iterations, measures)
+    return measures
 
 
 @parallel
-def _star_apertures(image, good, pixel, centre, half, aperture, core, measures, spoilt):
+def _star_apertures(image, good, pixel, centre, half, aperture, core, measures):
     width = image.shape[1]
     for k in prange(pixel.size):
         y, x = pixel[k] // width, pixel[k] % width
@@ -283,7 +283,7 @@ def _star_apertures(image, good, pixel, centre, half, aperture, core, measures, 
                 if r <= core:
                     peak = max(peak, v)
                     bad = bad or not usable
-        measures[0, k], measures[1, k], spoilt[k] = flux, peak, bad
+        measures[0, k], measures[1, k], measures[2, k] = flux, peak, 1.0 if bad else 0.0
 
 
 def star_apertures(
@@ -294,10 +294,10 @@ def star_apertures(
     half: int,
     aperture: float,
     core: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    measures, spoilt = np.empty((2, pixel.size)), np.empty(pixel.size, np.bool_)
-    _star_apertures(image, good, pixel, centre, half, aperture, core, measures, spoilt)
-    return measures, spoilt
+) -> np.ndarray:
+    measures = np.empty((3, pixel.size))
+    _star_apertures(image, good, pixel, centre, half, aperture, core, measures)
+    return measures
 
 
 @inline

@@ -51,19 +51,26 @@ __global__ void light_peaks(const float* __restrict__ light, const unsigned char
     tops[k] = v;
 }
 
-// One block a star; `member` lists dy, dx and the ring of the pixels ring by ring, `start` where each ring begins.
+// One block a star; `member` lists dy, dx and the ring of all pixels, ring by ring.
 __global__ void ring_medians(const float* __restrict__ image, const unsigned char* __restrict__ good, int height,
                              int width, const int* __restrict__ pixel, const int* __restrict__ member,
-                             const int* __restrict__ start, int half, int core, double* __restrict__ medians,
+                             int total, int half, int core, double* __restrict__ medians,
                              bool* __restrict__ clean)
 {
     extern __shared__ float values[];
     const stars::Plane plane = {image, good, height, width};
-    const int k = blockIdx.x, y = pixel[k] / width, x = pixel[k] % width, total = start[half + 1];
+    const int k = blockIdx.x, y = pixel[k] / width, x = pixel[k] % width;
     float* low = values + total;
     float* high = low + half + 1;
-    for (int i = threadIdx.x; i < total; i += blockDim.x) values[i] = plane.at(y + member[3 * i], x + member[3 * i + 1]);
-    if (threadIdx.x == 0) clean[k] = stars::clean(plane, y, x, core);
+    int* start = (int*)(high + half + 1);
+    for (int i = threadIdx.x; i < total; i += blockDim.x) {
+        values[i] = plane.at(y + member[3 * i], x + member[3 * i + 1]);
+        if (i == 0 || member[3 * i + 2] != member[3 * i - 1]) start[member[3 * i + 2]] = i;
+    }
+    if (threadIdx.x == 0) {
+        clean[k] = stars::clean(plane, y, x, core);
+        start[half + 1] = total;
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < total; i += blockDim.x) {
         const int r = member[3 * i + 2], n = start[r + 1] - start[r];
@@ -107,7 +114,7 @@ __device__ void sum_moments(stars::Moments& m, const stars::Plane& plane, int y,
 __global__ void __launch_bounds__(32 * WARPS, 8)
 star_shapes(const float* __restrict__ image, const unsigned char* __restrict__ good, int height, int width,
             const int* __restrict__ pixel, int n, int half, int core, double sigma, int iterations, double still,
-            double infinity, double* __restrict__ measures, bool* __restrict__ clean)
+            double infinity, double* __restrict__ measures)
 {
     extern __shared__ double windows[];
     const int k = blockIdx.x * WARPS + threadIdx.x / 32, side = 2 * half + 1;
@@ -133,13 +140,13 @@ star_shapes(const float* __restrict__ image, const unsigned char* __restrict__ g
     measures[n + k] = cy;
     measures[2 * n + k] = size;
     measures[3 * n + k] = ellipticity;
-    clean[k] = stars::clean(plane, y, x, core);
+    measures[4 * n + k] = stars::clean(plane, y, x, core);
 }
 
 __global__ void __launch_bounds__(32 * WARPS)
 star_apertures(const float* __restrict__ image, const unsigned char* __restrict__ good, int height, int width,
                const int* __restrict__ pixel, const double* __restrict__ centre, int n, int half, double aperture,
-               double core, double infinity, double* __restrict__ measures, bool* __restrict__ spoilt)
+               double core, double infinity, double* __restrict__ measures)
 {
     const int k = blockIdx.x * WARPS + threadIdx.x / 32, side = 2 * half + 1, lane = threadIdx.x % 32;
     if (k >= n) return;
@@ -168,7 +175,7 @@ star_apertures(const float* __restrict__ image, const unsigned char* __restrict_
     if (lane) return;
     measures[k] = flux;
     measures[n + k] = peak;
-    spoilt[k] = bad;
+    measures[2 * n + k] = bad;
 }
 
 __global__ void neighbours(const int* __restrict__ pixel, const float* __restrict__ height, int peaks,

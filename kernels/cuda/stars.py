@@ -52,8 +52,8 @@ def light_peaks(
     arguments = (light, good, plane, *scalars, count, pixel, snr, height)
     kernel("stars.cu", "light_peaks")(_grid(light.shape, BLOCK), BLOCK, arguments)
     n = int(count[0])
-    order = xp.argsort(pixel[:n])
-    return pixel[order], snr[order], height[order]
+    sorted_ = found[:, xp.argsort(pixel[:n])]
+    return sorted_[0], sorted_[1].view(np.float32), sorted_[2].view(np.float32)
 
 
 def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> tuple[Array, Array]:
@@ -61,39 +61,37 @@ def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) 
     n = pixel.size
     medians, clean = backend.xp.empty((n, half + 1)), backend.xp.empty(n, np.bool_)
     if n:
-        member, start = rings(half)
-        tables = (backend.asarray(member), backend.asarray(start))
-        arguments = (image, good, *_sizes(*image.shape), pixel, *tables, *_sizes(half, core), medians, clean)
-        shared = 4 * (len(member) + 2 * (half + 1))
+        member = rings(half)[0]
+        table = (backend.asarray(member), np.int32(len(member)))
+        arguments = (image, good, *_sizes(*image.shape), pixel, *table, *_sizes(half, core), medians, clean)
+        shared = 4 * (len(member) + 3 * (half + 1) + 1)
         kernel("stars.cu", "ring_medians")((n,), (256,), arguments, shared_mem=shared)
     return medians, clean
 
 
 def star_shapes(
     image: Array, good: Array, pixel: Array, half: int, core: int, sigma: float, iterations: int = 10
-) -> tuple[Array, Array]:
-    xp = backend_of(image).xp
+) -> Array:
     n = pixel.size
-    measures, clean = xp.empty((4, n)), xp.empty(n, np.bool_)
+    measures = backend_of(image).xp.empty((5, n))
     if n:
         limits = (np.float64(sigma), np.int32(iterations), np.float64(STILL), np.float64(np.inf))
-        arguments = (image, good, *_sizes(*image.shape), pixel, *_sizes(n, half, core), *limits, measures, clean)
+        arguments = (image, good, *_sizes(*image.shape), pixel, *_sizes(n, half, core), *limits, measures)
         shared = 8 * WARPS * 2 * (2 * half + 1)
         kernel("stars.cu", "star_shapes")((-(-n // WARPS),), (32 * WARPS,), arguments, shared_mem=shared)
-    return measures, clean
+    return measures
 
 
 def star_apertures(
     image: Array, good: Array, pixel: Array, centre: Array, half: int, aperture: float, core: float
-) -> tuple[Array, Array]:
-    xp = backend_of(image).xp
+) -> Array:
     n = pixel.size
-    measures, spoilt = xp.empty((2, n)), xp.empty(n, np.bool_)
+    measures = backend_of(image).xp.empty((3, n))
     if n:
         radii = (np.float64(aperture), np.float64(core), np.float64(np.inf))
-        arguments = (image, good, *_sizes(*image.shape), pixel, centre, *_sizes(n, half), *radii, measures, spoilt)
+        arguments = (image, good, *_sizes(*image.shape), pixel, centre, *_sizes(n, half), *radii, measures)
         kernel("stars.cu", "star_apertures")((-(-n // WARPS),), (32 * WARPS,), arguments)
-    return measures, spoilt
+    return measures
 
 
 def neighbours(pixel: Array, height: Array, star: Array, width: int, radius: float, share: float) -> Array:
