@@ -155,7 +155,7 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Windows:
+class PeakWindows:
     """The surroundings of peaks: planes and pixel numbers on the device, half-size in px."""
 
     image: Array
@@ -170,9 +170,9 @@ class Windows:
         x, y, size, ellipticity, clean = to_host(measures)
         return Shapes(measures[:2], x, y, SIGMA_TO_FWHM * size, ellipticity, clean > 0)
 
-    def only(self, k: int) -> Windows:
+    def only(self, k: int) -> PeakWindows:
         """The k-th one."""
-        return Windows(self.image, self.good, self.pixel[k : k + 1], self.half)
+        return PeakWindows(self.image, self.good, self.pixel[k : k + 1], self.half)
 
 
 def find_stars(exposure: Exposure) -> Stars:
@@ -206,7 +206,7 @@ def find_stars(exposure: Exposure) -> Stars:
         peaks = peaks if len(peaks) else sharp
     half = int(np.ceil(np.clip(2.0 * width, 5, 40)))
     rows = peaks.order[: min(MOST, WINDOW_PIXELS // (2 * half + 1) ** 2)]
-    windows = Windows(image, good, peaks.pixel[rows], half)
+    windows = PeakWindows(image, good, peaks.pixel[rows], half)
     shapes, snr = windows.shapes(width), peaks.snr[: len(rows)]
     clump = _clump(shapes, snr)
     if abs(np.log(clump / width)) > 0.1:
@@ -323,7 +323,7 @@ def _clump(shapes: Shapes, snr: np.ndarray) -> float:
     return max(float(np.exp(_mode(np.log(shapes.fwhm[bright if bright.sum() >= 3 else measured] + 1e-9)))), 1.2)
 
 
-def _table(peaks: Peaks, rows: Array, windows: Windows, shapes: Shapes, clump: float, galaxies: bool) -> Stars:
+def _table(peaks: Peaks, rows: Array, windows: PeakWindows, shapes: Shapes, clump: float, galaxies: bool) -> Stars:
     shape = windows.image.shape
     use = slice(len(rows))
     x, y, snr = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y, peaks.snr[use]
@@ -350,7 +350,7 @@ def _table(peaks: Peaks, rows: Array, windows: Windows, shapes: Shapes, clump: f
     return stars.take(np.flatnonzero(keep))
 
 
-def _point_width(windows: Windows, shapes: Shapes, snr: np.ndarray, clump: float) -> float | None:
+def _point_width(windows: PeakWindows, shapes: Shapes, snr: np.ndarray, clump: float) -> float | None:
     """FWHM (px) of a point source in a field where galaxies prevail: no width is common. None where stars do."""
     bright = shapes.clean & np.isfinite(shapes.fwhm) & (shapes.fwhm > SHARPEST) & (snr >= 4 * THRESHOLD)
     if bright.sum() < 10 or (np.abs(np.log(shapes.fwhm[bright] / clump)) < 0.15).mean() >= COMMON:
