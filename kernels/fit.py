@@ -97,6 +97,16 @@ class LobeFit:
     moment_chi2: np.ndarray
     sharpness: np.ndarray
 
+    @property
+    def usable(self) -> np.ndarray:
+        """bool (n,): the parameters mean something."""
+        return (self.status != Status.NO_DATA) & (self.status != Status.SINGULAR)
+
+    @property
+    def errors(self) -> np.ndarray:
+        """float64 (n, 3 k + 1): of the parameters."""
+        return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2))
+
     def take(self, rows: np.ndarray) -> LobeFit:
         """Some of the fits."""
         return LobeFit(*(getattr(self, f.name)[rows] for f in fields(self)))

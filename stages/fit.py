@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -87,22 +87,22 @@ class Fit(Stage[FitConfig]):
             raise InputError(f"fit: the image has no {'variance' if image.variance is None else 'PSF'}")
         width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
         side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
-        found = Detections.of(catalog)
-        cut = lru_cache(1)(_Cutter(image, found, side))  # a catalogue of one batch is cut once
-        rows = _fit(cut, found, width / 2.3548, np.arange(len(catalog)), None)
+        found, sigma = Detections.of(catalog), width / 2.3548
+        stamps = lru_cache(1)(_Cutter(image, found, side))
+        rows = _fit(stamps, sigma, np.arange(len(catalog)), None)
+        pairs, light = _neighbours(found, side), None
         changed = np.ones(len(catalog), bool)
-        for brighter in (True, False):
-            # the faint of two neighbours would be fitted to the light of the other: take that away, brightest first
-            others = _neighbours(found, side, brighter)
+        # the faint of two neighbours would be fitted to the light of the other: take that away, brightest first
+        for others in (pairs[_brighter(found, pairs)], pairs):
             # the second time only where there are more of them, or other ones
             news = changed[others[:, 1]] | ~_brighter(found, others)
-            again = np.unique(others[news, 0])
-            if len(again):
-                others = others[np.isin(others[:, 0], again)]
-                for name, value in _fit(cut, found, width / 2.3548, again, (others, rows)).items():
-                    rows[name][again] = value
             changed = np.zeros(len(catalog), bool)
-            changed[again] = True
+            changed[others[news, 0]] = True
+            if changed.any():
+                light = Light(others, rows)
+                again = np.flatnonzero(changed)
+                rows = _replaced(rows, again, _fit(stamps, sigma, again, light))
+        _settle(stamps, sigma, rows, light)
         out = _catalog(image, catalog, rows)
         dipole = rows["model"] == "dipole"
         ctx.metric("candidates", len(out))
@@ -170,15 +170,36 @@ def _value(catalog: Catalog, name: str) -> np.ndarray:
     return np.asarray(getattr(column, "value", column), float)
 
 
+@dataclass(frozen=True, eq=False)
+class Light:
+    """What neighbours shine into stamps.
+
+    Attributes
+    ----------
+    others : int (m, 2)
+        Rows, in order, and the rows whose light is in their stamps.
+    rows : dict
+        The columns of all rows that say how much.
+    """
+
+    others: np.ndarray
+    rows: dict[str, np.ndarray]
+
+
 class _Cutter:
-    """Cuts the stamps of the batch that begins at a row, on the image's device."""
+    """Cuts the stamps of the batch that begins at a row, on the image's device, less the light of neighbours."""
 
     def __init__(self, image: Exposure, found: Detections, side: int) -> None:
         assert image.psf is not None
         self.image, self.found, self.side = image, found, side
         self.psf = _filtered(image.psf, image.backend)
+        self._whole = lru_cache(1)(self._cut)  # a catalogue of one batch is cut once
 
-    def __call__(self, first: int) -> Stamps:
+    def __call__(self, first: int, light: Light | None) -> Stamps:
+        whole = self._whole(first)
+        return whole if light is None else _without(whole, first, light)
+
+    def _cut(self, first: int) -> Stamps:
         image, backend, xp = self.image, self.image.backend, self.image.backend.xp
         at, lobes = (a[first : first + BATCH] for a in (self.found.at, self.found.lobes))
         middle = np.rint(at)
@@ -210,32 +231,38 @@ def _filtered(psf: Psf, backend: Backend) -> Psf:
     return replace(psf, stamps=nodes.reshape(psf.stamps.shape))
 
 
-def _fit(
-    cut: Callable[[int], Stamps],
-    found: Detections,
-    sigma: float,
-    wanted: np.ndarray,
-    around: tuple[np.ndarray, dict[str, np.ndarray]] | None,
-) -> dict[str, np.ndarray]:
-    """Columns of the rows ``wanted``, in batches; ``around`` is which neighbours to take away, and all rows so far."""
-    parts = []
-    for first in range(0, max(len(found.at), 1), BATCH):
-        batch = wanted[(wanted >= first) & (wanted < first + BATCH)] - first
-        if len(batch) or not len(found.at):
-            stamps = cut(first)
-            parts.append(_measure(stamps if around is None else _without(stamps, first, *around), batch, sigma))
+Source = Callable[[int, Light | None], Stamps]
+"""The stamps of a batch, by its first row, less some light."""
+
+
+def _batches(wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """First row of every batch with wanted rows, and these, counted from there."""
+    for first in np.unique(wanted // BATCH) * BATCH:
+        yield int(first), wanted[(wanted >= first) & (wanted < first + BATCH)] - first
+
+
+def _fit(stamps: Source, sigma: float, wanted: np.ndarray, light: Light | None) -> dict[str, np.ndarray]:
+    """Columns of the rows ``wanted``."""
+    parts = [_measure(stamps(first, light), batch, sigma) for first, batch in _batches(wanted)]
+    parts = parts or [_measure(stamps(0, light), wanted, sigma)]
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
-def _neighbours(found: Detections, side: int, brighter: bool) -> np.ndarray:
-    """Pairs (m, 2) of rows whose second has light in the first's stamp; only the brighter ones if so asked."""
+def _replaced(rows: dict[str, np.ndarray], again: np.ndarray, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All columns with those rows replaced; what was stays as it is."""
+    out = {}
+    for name, column in rows.items():
+        out[name] = column.copy()
+        out[name][again] = values[name]
+    return out
+
+
+def _neighbours(found: Detections, side: int) -> np.ndarray:
+    """Pairs (m, 2) of rows, in order, whose second has light in the first's stamp."""
     pairs = cKDTree(found.at).query_pairs(side, output_type="ndarray")
     pairs = np.concatenate([pairs, pairs[:, ::-1]])
     # what is nearer than a pixel is the same object listed twice
-    keep = np.hypot(*(found.at[pairs[:, 0]] - found.at[pairs[:, 1]]).T) > 1
-    if brighter:
-        keep &= _brighter(found, pairs)
-    pairs = pairs[keep]
+    pairs = pairs[np.hypot(*(found.at[pairs[:, 0]] - found.at[pairs[:, 1]]).T) > 1]
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 
 
@@ -245,20 +272,19 @@ def _brighter(found: Detections, pairs: np.ndarray) -> np.ndarray:
     return two > one
 
 
-def _without(stamps: Stamps, first: int, others: np.ndarray, rows: dict[str, np.ndarray]) -> Stamps:
-    """The stamps of the batch from row ``first`` less the fitted models of their neighbours ``others``."""
-    own, other = others[(others[:, 0] >= first) & (others[:, 0] < first + len(stamps.start))].T
-    dipole = (rows["model"][other] == "dipole")[:, None]
-    # one lobe of a point source, two of a dipole
-    flux = np.stack([np.where(dipole[:, 0], rows["flux_pos"][other], rows["flux"][other]), -rows["flux_neg"][other]], 1)
-    x, y = (
-        np.stack([np.where(dipole[:, 0], rows[f"{a}_pos"][other], rows[a][other]), rows[f"{a}_neg"][other]], 1)
-        for a in "xy"
-    )
-    lobes = np.stack([flux, x, y], 2)
+def _without(stamps: Stamps, first: int, light: Light) -> Stamps:
+    """The stamps of the batch from row ``first`` less the fitted models of their neighbours."""
+    begin, end = np.searchsorted(light.others[:, 0], (first, first + len(stamps.start)))
+    own, other = light.others[begin:end].T
+    dipole = light.rows["model"][other] == "dipole"
+    lobes = np.empty((len(own), 2, 3))  # one lobe of a point source, two of a dipole
+    for k, name in enumerate(("flux", "x", "y")):
+        columns = [light.rows[n][other] for n in (name, f"{name}_pos", f"{name}_neg")]
+        lobes[:, 0, k] = np.where(dipole, columns[1], columns[0])
+        lobes[:, 1, k] = np.where(dipole, columns[2], np.nan)
+    lobes[:, 1, 0] *= -1
     lobes[:, :, 1:] -= stamps.middle[own - first, None]
     known = np.isfinite(lobes).all(axis=2)
-    known[:, 1:] &= dipole
     count = np.bincount(own - first, known.sum(axis=1), len(stamps.start)).astype(int)
     ends = np.concatenate([[0], np.cumsum(count)])
     return replace(stamps, data=subtract_lobes(stamps.data, stamps.weight, stamps.psf, ends, lobes[known]))
@@ -267,8 +293,7 @@ def _without(stamps: Stamps, first: int, others: np.ndarray, rows: dict[str, np.
 def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
     """Both models of the stamps ``row``, the choice between them, and all measured columns; positions in the image."""
     psf = stamps.fit(stamps.start[row, None], row)
-    fitted = ~np.isin(psf.status, (Status.NO_DATA, Status.SINGULAR))
-    rows = _single(psf, fitted)
+    rows = _single(psf)
     expected = np.maximum(psf.pixels - PSF_FREE, 1)
     tried = np.isfinite(stamps.lobes[row]).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
@@ -280,10 +305,9 @@ def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndar
     return rows
 
 
-def _single(psf: LobeFit, fitted: np.ndarray) -> dict[str, np.ndarray]:
+def _single(psf: LobeFit) -> dict[str, np.ndarray]:
     """Columns of the one-PSF model."""
-    n, pixels = len(psf.chi2), psf.pixels.astype(float)
-    error = np.sqrt(np.einsum("nii->ni", psf.covariance))
+    n, pixels, fitted, error = len(psf.chi2), psf.pixels.astype(float), psf.usable, psf.errors
     flux, x, y, background = np.where(fitted[:, None], psf.parameters, np.nan).T
     kept = psf.status == Status.CONVERGED
     rows = {
@@ -349,23 +373,34 @@ def _dipoles(
     starts[-1] = np.where(np.isfinite(lobes), lobes, starts[-1])
     fit = _positive_first(_best(stamps.fit(np.concatenate(starts), np.tile(row, len(starts))), len(row)))
     opposite = (fit.parameters[:, 0] > 0) & (fit.parameters[:, 3] < 0)
-    degenerate = ~(np.sqrt(np.einsum("nii->ni", fit.covariance)[:, [1, 2, 4, 5]]).max(axis=1) < LOBE_ERROR)
+    degenerate = ~(fit.errors[:, [1, 2, 4, 5]].max(axis=1) < LOBE_ERROR)
     log_n = np.log(psf.pixels)
     bic, linear = fit.chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
     merit = np.where(degenerate, np.minimum(bic, linear), bic)
     gain, excess = psf.chi2 - fit.chi2, psf.chi2 - (psf.pixels - PSF_FREE)
     wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
-    fit, degenerate = fit.take(wins), degenerate[wins]
+    fit, degenerate, won = fit.take(wins), degenerate[wins], tried[wins]
     columns = _dipole_columns(fit)
-    if degenerate.any():
-        middle = np.stack([columns["x"], columns["y"]], 1)[degenerate]
-        for name, value in _linear(stamps, row[wins[degenerate]], middle, sigma).items():
-            columns[name][degenerate] = value
     columns["bic"], columns["dof"] = bic[wins], fit.pixels - DIPOLE_FREE
     columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
     for name, value in columns.items():
-        rows[name][tried[wins]] = value
-    rows["model"][tried[wins]] = "dipole"
+        rows[name][won] = value
+    rows["model"][won] = "dipole"
+
+
+def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Light | None) -> None:
+    """Give degenerate rows the flux, moment and position of the linear dipole.
+
+    No other row depends on these, so that one time at the end is enough. ``light`` is that taken away last.
+    """
+    for first, batch in _batches(np.flatnonzero(rows["flags"] & bits("DEGENERATE"))):
+        own, at = stamps(first, light), np.stack([rows["x"], rows["y"]], 1)[first + batch]
+        middle = own.middle[batch]
+        columns = _linear(own, batch, at - middle, sigma)
+        for k, axis in enumerate("xy"):
+            columns[axis] = columns[axis] + middle[:, k]
+        for name, value in columns.items():
+            rows[name][first + batch] = value
 
 
 def _unit(v: np.ndarray) -> np.ndarray:
@@ -408,8 +443,7 @@ def _linear(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float) -
 
 def _best(fit: LobeFit, n: int) -> LobeFit:
     """Of several fits of each of n objects, one round after the other, that of the lowest chi2 among the usable."""
-    usable = ~np.isin(fit.status, (Status.NO_DATA, Status.SINGULAR))
-    best = np.arange(n)
+    best, usable = np.arange(n), fit.usable
     for other in np.arange(n, len(usable)).reshape(-1, n):
         better = fit.chi2[other] < fit.chi2[best] - 1e-6
         take = (usable[other] & ~usable[best]) | ((usable[other] == usable[best]) & better)
@@ -434,25 +468,27 @@ def _dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
     total = np.maximum(f1 - f2, 1e-300)
     dx, dy = x1 - x2, y1 - y2
     length = np.maximum(np.hypot(dx, dy), 1e-300)
-    zero = np.zeros_like(f1)
     # M = F+ (x+ - c) - F- (x- - c) about c = (F+ x+ + F- x-) / (F+ + F-) is 2 F+ F- / (F+ + F-) times x+ - x-
     mean = -2 * f1 * f2 / total
     m1, m2 = 2 * (f2 / total) ** 2, -2 * (f1 / total) ** 2
     # gradients with respect to F1, x1, y1, F2, x2, y2, b; F2 is negative
     slopes = {
-        "flux": [zero + 1, zero, zero, zero + 1, zero, zero, zero],
-        "x": [-f2 * dx / total**2, f1 / total, zero, f1 * dx / total**2, -f2 / total, zero, zero],
-        "y": [-f2 * dy / total**2, zero, f1 / total, f1 * dy / total**2, zero, -f2 / total, zero],
-        "separation": [zero, dx / length, dy / length, zero, -dx / length, -dy / length, zero],
-        "angle": [zero, -dy / length**2, dx / length**2, zero, dy / length**2, -dx / length**2, zero],
-        "moment_x": [m1 * dx, mean, zero, m2 * dx, -mean, zero, zero],
-        "moment_y": [m1 * dy, zero, mean, m2 * dy, zero, -mean, zero],
+        "flux": [1, 0, 0, 1, 0, 0],
+        "x": [-f2 * dx / total**2, f1 / total, 0, f1 * dx / total**2, -f2 / total, 0],
+        "y": [-f2 * dy / total**2, 0, f1 / total, f1 * dy / total**2, 0, -f2 / total],
+        "separation": [0, dx / length, dy / length, 0, -dx / length, -dy / length],
+        "angle": [0, -dy / length**2, dx / length**2, 0, dy / length**2, -dx / length**2],
+        "moment_x": [m1 * dx, mean, 0, m2 * dx, -mean, 0],
+        "moment_y": [m1 * dy, 0, mean, m2 * dy, 0, -mean],
     }
-    gradients = np.stack([np.stack(g, 1) for g in slopes.values()], 1)
-    spread = np.einsum("nai,nij,nbj->nab", gradients, fit.covariance, gradients)
+    gradients = np.zeros((len(f1), len(slopes), 7))
+    for k, slope in enumerate(slopes.values()):
+        for i, value in enumerate(slope):
+            gradients[:, k, i] = value
+    spread = gradients @ fit.covariance @ gradients.transpose(0, 2, 1)
     # rounding makes the variance of a nearly singular combination negative
-    errors = dict(zip(slopes, np.sqrt(np.maximum(np.einsum("nii->in", spread), 0)), strict=True))
-    own = np.sqrt(np.einsum("nii->ni", fit.covariance))
+    variances = np.maximum(np.diagonal(spread, axis1=1, axis2=2), 0)
+    errors, own = dict(zip(slopes, np.sqrt(variances).T, strict=True)), fit.errors
     return {
         "x": (f1 * x1 - f2 * x2) / total,
         "y": (f1 * y1 - f2 * y2) / total,

@@ -156,6 +156,15 @@ HD void add_column(Sums<K>& sums, const float* data, const float* weight, const 
     }
 }
 
+HD double inverse_root(double v)
+{
+#ifdef __CUDA_ARCH__
+    return rsqrt(v);
+#else
+    return 1 / sqrt(v);
+#endif
+}
+
 // Cholesky factor of a symmetric positive definite N x N matrix, row by row, the diagonal inverted.
 template <int N>
 struct Cholesky {
@@ -170,7 +179,7 @@ struct Cholesky {
                 for (int k = 0; k < j; ++k) v -= l[i * N + k] * l[j * N + k];
                 if (i == j) {
                     if (!(v > 1e-12 * a[i * N + i] && v > 0)) return false;
-                    l[i * N + i] = 1 / sqrt(v);
+                    l[i * N + i] = inverse_root(v);
                 } else
                     l[i * N + j] = v * l[j * N + j];
             }

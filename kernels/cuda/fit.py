@@ -25,11 +25,11 @@ def fit_lobes(
     backend = backend_of(data)
     count, lobes = start.shape[:2]
     n = 3 * lobes + 1
-    # chi2, evaluations, status, pixels, parameters, covariance, then of the moment chi2, itself, covariance; sharpness
-    sizes = (1, 1, 1, 1, n, n * n, *((1, 4, 16, 1) if lobes == 1 else ()))
-    rows = np.empty((0, sum(sizes)))
+    free = n * n + n + 4
+    width = free + (22 if lobes == 1 else 0)
+    rows = np.empty((0, width))
     if count:
-        out = backend.xp.empty((count, sum(sizes)))
+        out = backend.xp.empty((count, width))
         number = np.arange(count) if stamp is None else stamp
         table = backend.asarray(np.column_stack([start.reshape(count, 2 * lobes), number]), np.float64)
         stamps = [backend.asarray(a, np.float32) for a in (data, weight)]
@@ -37,21 +37,17 @@ def fit_lobes(
         function = kernel("fit.cu", "fit_lobes", (str(lobes),))
         function((count,), (THREADS,), (*stamps, backend.asarray(psf, np.float64), table, *scalars, out))
         rows = to_host(out)
-    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
-    chi2, evaluations, status, pixels = (p[:, 0] for p in parts[:4])
-    whole = [a.astype(np.int32) for a in (evaluations, status, pixels)]
-    moment_chi2, moment, moment_covariance, sharpness = (
-        parts[6:] if lobes == 1 else (np.full((count, k), np.nan) for k in (1, 4, 16, 1))
-    )
+    # as ``fit.cu`` has them
+    linear = rows[:, free:] if lobes == 1 else np.full((count, 22), np.nan)
     return (
-        parts[4],
-        parts[5].reshape(count, n, n),
-        chi2,
-        *whole,
-        moment,
-        moment_covariance.reshape(count, 4, 4),
-        moment_chi2[:, 0],
-        sharpness[:, 0],
+        rows[:, 4 : 4 + n],
+        rows[:, 4 + n : free].reshape(count, n, n),
+        rows[:, 0],
+        *rows[:, 1:4].T.astype(np.int32),
+        linear[:, 1:5],
+        linear[:, 5:21].reshape(count, 4, 4),
+        linear[:, 0],
+        linear[:, 21],
     )
 
 
