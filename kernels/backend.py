@@ -60,6 +60,24 @@ class Backend:
     def ndimage(self) -> ModuleType:
         return importlib.import_module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
+    @property
+    def linalg(self) -> ModuleType:
+        """A module with solve_triangular."""
+        return importlib.import_module("cupyx.scipy.linalg" if self.is_gpu else "scipy.linalg")
+
+    def cholesky(self, a: Array) -> Array:
+        """Lower Cholesky factor of a symmetric matrix.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            Not positive definite; unasked, cupy would not look.
+        """
+        if not self.is_gpu:
+            return np.linalg.cholesky(a)
+        with importlib.import_module("cupyx").errstate(linalg="raise"):
+            return cupy().linalg.cholesky(a)
+
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""
         if self.is_gpu:

@@ -8,13 +8,13 @@ y_s, and the system is A = sum_s (phi_s phi_s^T) kron Q_s. Rejecting a stamp tou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy import linalg
 
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
-from skydelta.kernels.polynomial import polynomial_terms
+from skydelta.kernels.polynomial import chebyshev, polynomial_exponents
 
 BASIS = register(
     KernelSpec(
@@ -29,8 +29,9 @@ BASIS = register(
     )
 )
 
-BATCH = 64
-"""Stamps held at once: 64 x 55 planes of 31 x 31 float64 are 27 MB."""
+BUDGET = {"cpu": 8 << 20, "cuda": 128 << 20}
+"""Bytes of weighted planes held at once, 56 of 31 x 31 px float64 for each stamp: what stays in the cache of a CPU, and
+what keeps a device busy. Twice as much goes to the unweighted ones."""
 
 
 def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.ndarray) -> Array:
@@ -56,7 +57,7 @@ def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.
 
 @dataclass(frozen=True)
 class StampSums:
-    """Per-stamp sums, all float64 on the host.
+    """Per-stamp sums, all float64 and where the stamps are.
 
     Attributes
     ----------
@@ -74,17 +75,17 @@ class StampSums:
         Covariance of the planes for unit noise: level * gram is the part of q its noise makes.
     """
 
-    q: np.ndarray
-    r: np.ndarray
-    y: np.ndarray
-    pixels: np.ndarray
-    level: np.ndarray
-    gram: np.ndarray
+    q: Array
+    r: Array
+    y: Array
+    pixels: Array
+    level: Array
+    gram: Array
 
-    def chi2(self, c: np.ndarray) -> np.ndarray:
+    def chi2(self, c: Array) -> Array:
         """sum w (T - c X)^2 of every stamp for local coefficients c (n, t)."""
-        quadratic = np.einsum("ni,nij,nj->n", c, self.q, c, optimize=True)
-        return self.y - 2 * np.einsum("ni,ni->n", c, self.r) + quadratic
+        product = backend_of(self.q).xp.matmul(self.q, c[:, :, None])[:, :, 0]
+        return self.y + (c * (product - 2 * self.r)).sum(axis=1)
 
 
 def stamp_sums(
@@ -122,36 +123,38 @@ def stamp_sums(
         Basis b is sum_c transform[b, c] (separable product c).
     """
     backend = backend_of(stamps)
-    xp = backend.xp
-    parts = []
-    t_device = backend.asarray(transform)
-    for s in range(0, stamps.shape[0], BATCH):
-        cut = slice(s, s + BATCH)
-        planes = stamp_basis(stamps[cut], rows, columns, pairs)
-        n, nb = planes.shape[:2]
-        planes = xp.matmul(t_device, planes.reshape(n, nb, -1))
-        u, v = (backend.asarray(a[cut]) for a in uv)
-        terms = polynomial_terms(u[:, None, :], v[:, :, None], order).reshape(-1, n, planes.shape[2]).transpose(1, 0, 2)
-        x = xp.concatenate([planes, terms], axis=1)
-        w = weight[cut].reshape(n, 1, -1).astype(np.float64)
-        t = target[cut].reshape(n, 1, -1).astype(np.float64)
-        wx = x * w
-        parts.append(
-            [
-                to_host(a)
-                for a in (
-                    xp.matmul(wx, x.transpose(0, 2, 1)),
-                    xp.matmul(wx, t.transpose(0, 2, 1))[:, :, 0],
-                    (w * t * t).sum(axis=(1, 2)),
-                    (w > 0).sum(axis=(1, 2)),
-                    (w[:, 0] * variance[cut].reshape(n, -1)).sum(axis=1),
-                )
-            ]
-        )
-    q, r, y, pixels, level = (np.concatenate(p) for p in zip(*parts, strict=True))
-    full = np.zeros(q.shape[1:])
-    full[: len(gram), : len(gram)] = gram
-    return StampSums(0.5 * (q + q.transpose(0, 2, 1)), r, y, pixels, level, full)
+    xp, stamps = backend.xp, backend.asarray(stamps)
+    (n, m), n_b = target.shape[:2], len(pairs)
+    i, j = (list(degrees) for degrees in zip(*polynomial_exponents(order), strict=True))
+    chebyshevs = xp.stack(chebyshev(backend.asarray(np.stack(uv)), order), axis=2)  # (2, n, order + 1, m)
+    along_x, along_y = chebyshevs[0][:, i], chebyshevs[1][:, j]
+    t = n_b + len(i)
+    w = weight.reshape(n, -1).astype(np.float64)
+    root = xp.sqrt(w)[:, None]
+    combine = backend.asarray(transform)
+    sums = xp.empty((n, t + 1, t + 1))
+    batch = max(1, BUDGET[backend.kind] // (8 * (t + 1) * m * m))
+    for s in range(0, n, batch):
+        cut = slice(s, s + batch)
+        planes = stamp_basis(stamps[cut], rows, columns, pairs).reshape(-1, n_b, m * m)
+        terms = along_x[cut][:, :, None, :] * along_y[cut][:, :, :, None]
+        # the target is one more plane: its row of the product holds r, its corner y
+        x = xp.empty((len(planes), t + 1, m * m))
+        xp.multiply(xp.matmul(combine, planes), root[cut], out=x[:, :n_b])
+        xp.multiply(terms.reshape(len(planes), -1, m * m), root[cut], out=x[:, n_b:t])
+        xp.multiply(target[cut].reshape(-1, m * m), root[cut, 0], out=x[:, t])
+        sums[cut] = xp.matmul(x, x.transpose(0, 2, 1))
+    sums = 0.5 * (sums + sums.transpose(0, 2, 1))
+    full = np.zeros((t, t))
+    full[:n_b, :n_b] = gram
+    return StampSums(
+        q=xp.ascontiguousarray(sums[:, :t, :t]),
+        r=xp.ascontiguousarray(sums[:, :t, t]),
+        y=xp.ascontiguousarray(sums[:, t, t]),
+        pixels=(w > 0).sum(axis=1),
+        level=(w * variance.reshape(n, -1)).sum(axis=1),
+        gram=backend.asarray(full),
+    )
 
 
 @dataclass(frozen=True)
@@ -170,68 +173,82 @@ class Layout:
     def size(self) -> int:
         return int(self.free.sum())
 
-    def expand(self, a: np.ndarray) -> np.ndarray:
-        """Parameter vector (size,) to the coefficient table (t, n_p)."""
-        out = np.zeros(self.free.shape)
-        out[self.free] = a
-        return out
 
-
-def assemble(sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A = sum_s (phi_s phi_s^T) kron Q_s and its right-hand side, restricted to the free parameters.
+class System:
+    """A = sum_s (phi_s phi_s^T) kron Q_s and its right-hand side, for any choice of stamps.
 
     Parameters
     ----------
     phi : float64 (n, n_p)
         Spatial terms at the stamps.
-    use : bool (n,)
 
-    Returns
-    -------
-    float64 (size, size), float64 (size,)
+    Notes
+    -----
+    Everything is float64 and on the device of the sums. Parameters are in the order of the free products, local term
+    slowest; stamps are chosen by weights of 0 and 1, so that shapes, and with them the order of sums, never change.
     """
-    f, t = phi[use], layout.free.shape[0]
-    n_p = f.shape[1]
-    one, two = np.triu_indices(n_p)
-    half = (f[:, one] * f[:, two]).T @ sums.q[use].reshape(len(f), -1)
-    blocks = np.empty((n_p, n_p, t, t))
-    blocks[one, two] = blocks[two, one] = half.reshape(-1, t, t)
-    b = (sums.r[use].T @ f).reshape(-1)[layout.free.ravel()]
-    return _restricted(blocks, layout), b
 
+    def __init__(self, sums: StampSums, phi: np.ndarray, layout: Layout) -> None:
+        backend = backend_of(sums.q)
+        xp = backend.xp
+        t, n_p = layout.free.shape
+        term, spatial = np.nonzero(layout.free)
+        one, two = np.triu_indices(n_p)
+        pair = np.zeros((n_p, n_p), np.int64)
+        pair[one, two] = pair[two, one] = np.arange(len(one))
+        self.sums, self.shape = sums, (t, n_p)
+        self._backend = backend
+        self._phi = backend.asarray(phi)
+        self._products = backend.asarray(phi[:, one] * phi[:, two])
+        self._place = backend.asarray(term * n_p + spatial)
+        # entry (a, b) of A is entry (pair of spatial terms, local term, local term) of the sums over stamps
+        p, i = backend.asarray(spatial), backend.asarray(term)
+        self._entry = xp.asarray(pair)[p[:, None], p] * (t * t) + (i * t)[:, None] + i
 
-def undiluted(
-    a: np.ndarray, inverse: np.ndarray, sums: StampSums, phi: np.ndarray, layout: Layout, use: np.ndarray
-) -> np.ndarray:
-    """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
+    def assemble(self, use: np.ndarray) -> tuple[Array, Array]:
+        """float64 (size, size) and (size,) from the stamps of ``use``, bool (n,) on the host."""
+        w = self._weights(use)
+        blocks = (self._products * w).T @ self.sums.q.reshape(len(w), -1)
+        right = self.sums.r.T @ (self._phi * w)
+        return blocks.reshape(-1)[self._entry], right.reshape(-1)[self._place]
 
-    That image is the regressor, and noise in a regressor adds N to the matrix but nothing to the right-hand side: it
-    pulls the kernel towards zero (errors in variables; Fuller 1987, section 1.2). Solving with A - N is exact on
-    average but unstable where the data say little; the first order at most doubles such a component.
-    """
-    f = phi[use]
-    blocks = np.einsum("pq,ij->pqij", (f * sums.level[use, None]).T @ f, sums.gram)
-    return a + inverse @ (_restricted(blocks, layout) @ a)
+    def table(self, a: Array) -> Array:
+        """Parameter vector (size,) as coefficients (t, n_p) of local terms by spatial terms."""
+        out = self._backend.xp.zeros(self.shape)
+        out.reshape(-1)[self._place] = a
+        return out
 
+    def chi2(self, a: Array) -> np.ndarray:
+        """Of every stamp, per pixel, on the host: float64 (n,)."""
+        xp = self._backend.xp
+        return to_host(self.sums.chi2(self._phi @ self.table(a).T) / xp.maximum(self.sums.pixels, 1))
 
-def _restricted(blocks: np.ndarray, layout: Layout) -> np.ndarray:
-    """Blocks (n_p, n_p, t, t) as a matrix over the free parameters, local term slowest."""
-    t, n_p = layout.free.shape
-    keep = layout.free.ravel()
-    return blocks.transpose(2, 0, 3, 1).reshape(t * n_p, t * n_p)[np.ix_(keep, keep)]
+    def undiluted(self, solution: Solution, use: np.ndarray) -> Array:
+        """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
+
+        That image is the regressor, and noise in a regressor adds N to the matrix but nothing to the right-hand side:
+        it pulls the kernel towards zero (errors in variables; Fuller 1987, section 1.2). Solving with A - N is exact on
+        average but unstable where the data say little; the first order at most doubles such a component.
+        """
+        level = self.sums.level[:, None] * self._weights(use)
+        noise = self.sums.gram @ self.table(solution.parameters) @ ((self._phi * level).T @ self._phi)
+        return solution.parameters + solution.covariance @ noise.reshape(-1)[self._place]
+
+    def _weights(self, use: np.ndarray) -> Array:
+        return self._backend.asarray(use.astype(float))[:, None]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Parameters, covariance and how well determined they are."""
+    """Parameters, covariance (both where the system is) and how well determined they are."""
 
-    parameters: np.ndarray
-    covariance: np.ndarray
+    parameters: Array
+    covariance: Array
     condition: float
     rank: int
 
 
-def solve(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-13) -> Solution:
+def solve(a: Array, b: Array, tolerance: float = 1e-13) -> Solution:
     """Solve the symmetric system with columns scaled to unit diagonal; small eigenvalues are cut and counted.
 
     Parameters
@@ -239,21 +256,31 @@ def solve(a: np.ndarray, b: np.ndarray, tolerance: float = 1e-13) -> Solution:
     tolerance : float
         Eigenvalues below this times the largest do not take part; ``rank`` tells how many did.
     """
-    scale = np.sqrt(np.diag(a))
-    scale = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0.0)
-    values, vectors = linalg.eigh(a * scale[:, None] * scale, driver="evd")
-    keep = values > tolerance * values[-1]
-    inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].T
-    covariance = inverse * scale[:, None] * scale
-    smallest = values[0] if values[0] > 0 else values[keep][0] * tolerance
-    return Solution(covariance @ b, covariance, float(values[-1] / smallest), int(keep.sum()))
+    xp = backend_of(a).xp
+    scale = _scale(xp, a)
+    values, vectors = xp.linalg.eigh(a * scale[:, None] * scale)
+    on_host = to_host(values)
+    cut = int((on_host <= tolerance * on_host[-1]).sum())  # ascending: the ones to cut come first
+    vectors = vectors[:, cut:] * scale[:, None]
+    covariance = (vectors / values[cut:]) @ vectors.T
+    smallest = on_host[0] if on_host[0] > 0 else on_host[cut] * tolerance
+    return Solution(covariance @ b, covariance, float(on_host[-1] / smallest), len(on_host) - cut)
 
 
-def solve_quickly(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def solve_quickly(a: Array, b: Array) -> Array:
     """The parameters alone, by Cholesky with scaled columns; falls back to `solve` when not positive definite."""
-    scale = 1 / np.sqrt(np.where(np.diag(a) > 0, np.diag(a), 1.0))
+    backend = backend_of(a)
+    scale = _scale(backend.xp, a)
     try:
-        factor = linalg.cho_factor(a * scale[:, None] * scale, lower=True, check_finite=False)
-    except linalg.LinAlgError:
+        factor = backend.cholesky(a * scale[:, None] * scale)
+    except np.linalg.LinAlgError:
         return solve(a, b).parameters
-    return scale * linalg.cho_solve(factor, scale * b)
+    triangular = backend.linalg.solve_triangular
+    half = triangular(factor, scale * b, lower=True, check_finite=False)
+    return scale * triangular(factor, half, trans=1, lower=True, check_finite=False)
+
+
+def _scale(xp: Any, a: Array) -> Array:
+    """What makes the diagonal 1; 0 for a parameter that nothing depends on."""
+    diagonal = xp.diagonal(a)
+    return xp.where(diagonal > 0, 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, 1.0)), 0.0)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 
 BLOCK = 128
 """Side of the sampled blocks, px."""
@@ -43,27 +45,34 @@ def correlations(
     """
     backend = science.backend
     xp, fft = backend.xp, backend.fft
-    rows, columns, side = _blocks(science)
-    planes = [_normalised(e, rows, columns) for e in (science, reference)]
-    blank = planes[0][1] & planes[1][1]
-    z = [xp.where(blank, values, np.float32(0)) for values, _ in planes]
-    size = (fft.next_fast_len(side + LAG, True),) * 2
-
-    def pairs(a: Array, b: Array) -> np.ndarray:
-        product = (fft.rfft2(a, size) * xp.conj(fft.rfft2(b, size))).astype(np.complex128).sum(axis=0)
-        c = np.fft.irfft2(to_host(product), size)
-        c = np.roll(c, (LAG, LAG), (0, 1))[: 2 * LAG + 1, : 2 * LAG + 1]
-        return 0.5 * (c + c[::-1, ::-1])
-
-    ones = blank.astype(np.float32)
-    count = pairs(ones, ones)
+    # both exposures' blocks in one array, science first
+    image, variance, good = (xp.concatenate(p) for p in zip(*(_blocks(e) for e in (science, reference)), strict=True))
+    z, blank = _normalised(backend, image, variance, good)
+    n, side = len(z) // 2, z.shape[1]
+    blank = blank[:n] & blank[n:]
+    z = xp.where(xp.concatenate([blank, blank]), z, np.float32(0))
+    size = fft.next_fast_len(side + LAG, True)
+    spectra = fft.rfft2(xp.concatenate([z, blank.astype(np.float32)]), (size, size)).reshape(3, n, size, -1)
+    products = [
+        (spectra[i] * xp.conj(spectra[j])).sum(axis=0, dtype=np.complex128) for i, j in ((0, 0), (1, 1), (0, 1), (2, 2))
+    ]
+    own_s, own_r, cross, count = _at_lags(backend, xp.stack(products), size)
     if count[LAG, LAG] < side * side / 4:
         return None, None
-    own_s, own_r, cross = (pairs(a, b) / np.maximum(count, 1) for a, b in ((z[0], z[0]), (z[1], z[1]), (z[0], z[1])))
-    variances: tuple[Array, Array] = (science.variance, reference.variance)
-    sigma = [xp.sqrt(xp.median(v[rows, columns][blank])) for v in variances]
-    gain = flux_ratio * float(sigma[1] / sigma[0])
+    own_s, own_r, cross = (a / np.maximum(count, 1) for a in (own_s, own_r, cross))
+    sky_s, sky_r = (float(xp.median(v[blank])) for v in (variance[:n], variance[n:]))
+    gain = flux_ratio * float(np.sqrt(sky_r / sky_s))
     return _judged(own_s - gain * cross), _judged(own_r - cross / gain)
+
+
+def _at_lags(backend: Backend, spectra: Array, size: int) -> np.ndarray:
+    """Even part of the transforms of half spectra (n, size, size // 2 + 1), at lags up to `LAG`, on the host."""
+    lag, row, column = np.arange(-LAG, LAG + 1), np.arange(size), np.arange(size // 2 + 1)
+    twice = np.where((column == 0) | (2 * column == size), 1, 2)  # columns whose mirror image is not kept
+    along_y = np.exp(2j * np.pi / size * (lag[:, None] * row % size))
+    along_x = np.exp(2j * np.pi / size * (column[:, None] * lag % size)) * twice[:, None]
+    c = to_host(backend.asarray(along_y) @ spectra @ backend.asarray(along_x)).real / size**2
+    return 0.5 * (c + c[:, ::-1, ::-1])
 
 
 def _judged(covariance: np.ndarray) -> np.ndarray | None:
@@ -76,31 +85,41 @@ def _judged(covariance: np.ndarray) -> np.ndarray | None:
     return None if np.abs(others).max() < WHITE else rho
 
 
-def _blocks(exposure: Exposure) -> tuple[Array, Array, int]:
-    """Row and column indices of blocks spread evenly over an exposure, and their side."""
-    h, w = exposure.shape
+def _blocks(exposure: Exposure) -> tuple[Array, Array, Array]:
+    """Image, variance and usable pixels of blocks spread evenly over an exposure: (n, side, side) each."""
+    (h, w), backend = exposure.shape, exposure.backend
     side = min(BLOCK, h, w)
     ny, nx = h // side, w // side
     keep = np.unique(np.linspace(0, ny * nx - 1, min(BLOCKS, ny * nx)).astype(int))
-    o = np.arange(side)
-    rows = (keep // nx * side)[:, None, None] + o[None, :, None]
-    columns = (keep % nx * side)[:, None, None] + o[None, None, :]
-    return exposure.backend.asarray(rows), exposure.backend.asarray(columns), side
+    start = keep // nx * (side * w) + keep % nx * side
+    index = backend.asarray(start)[:, None, None] + backend.asarray(np.arange(side)[:, None] * w + np.arange(side))
+
+    def cut(plane: Array) -> Array:
+        return plane.reshape(-1)[index].reshape(-1, side)
+
+    # only the blocks are judged, not the whole frame: stacked on top of each other they are an exposure too
+    image, variance = cut(exposure.image), cut(exposure.variance)
+    mask = None if exposure.mask is None else cut(exposure.mask)
+    good = exposure.with_(image=image, variance=variance, mask=mask).good()
+    image, variance, good = (a.reshape(-1, side, side) for a in (image, variance, good))
+    return image, variance, good
 
 
-def _normalised(exposure: Exposure, rows: Array, columns: Array) -> tuple[Array, Array]:
-    """Blocks of an exposure over its noise, their median taken off, and which of their pixels are blank."""
-    backend = exposure.backend
+def _normalised(backend: Backend, image: Array, variance: Array, good: Array) -> tuple[Array, Array]:
+    """Blocks (n, side, side) over their noise, medians taken off, and which of their pixels are blank."""
     xp, nd = backend.xp, backend.ndimage
-    variance: Array = exposure.variance
-    good = exposure.good()[rows, columns]
-    z = exposure.image[rows, columns] / xp.sqrt(xp.where(good, variance[rows, columns], np.float32(1)))
-    z = xp.where(good, z, np.float32(0))
-    z = z - xp.median(z.reshape(len(z), -1), axis=1)[:, None, None]
-    smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")
-    spread = 1.4826 * xp.median(xp.abs(smooth).reshape(len(z), -1), axis=1)[:, None, None]
-    source = nd.maximum_filter((xp.abs(smooth) > BLANK * spread).astype(np.uint8), (1, 7, 7)) > 0
+    one, zero = np.float32(1), np.float32(0)
+    z = xp.where(good, image / xp.sqrt(xp.where(good, variance, one)), zero)
+    z = z - _median(xp, z)
+    smooth = xp.abs(nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest"))
+    spread = 1.4826 * _median(xp, smooth)
+    source = nd.maximum_filter((smooth > BLANK * spread).astype(np.uint8), (1, 7, 7)) > 0
     return z, good & ~source
+
+
+def _median(xp: Any, blocks: Array) -> Array:
+    """Median of each block (n, side, side): (n, 1, 1)."""
+    return xp.median(blocks.reshape(len(blocks), -1), axis=1)[:, None, None]
 
 
 def smeared(kernels: Array, rho: np.ndarray | None) -> Array:

@@ -13,13 +13,13 @@ from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
-from skydelta.kernels.cutouts import cutouts
-from skydelta.kernels.normal_equations import stamp_sums
+from skydelta.kernels.backend import to_host
+from skydelta.kernels.normal_equations import BUDGET, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
-from skydelta.stages.match.stamps import Selection, model_weights, select
+from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
 from skydelta.stages.noise import correlations, smeared
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
@@ -85,7 +85,7 @@ class Match(Stage[MatchConfig]):
         return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)
 
     def memory(self, shape: tuple[int, int]) -> int:
-        return shape[0] * shape[1] * 16 + 64 * 60 * 61 * 61 * 8
+        return shape[0] * shape[1] * 16 + 3 * max(BUDGET.values())
 
     def run(  # type: ignore[override]
         self,
@@ -182,14 +182,16 @@ class Match(Stage[MatchConfig]):
         background_order = supported_order(self.config.background_order, count)
         basis = gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS)
         domain = Domain.of(sharp.shape)
-        weight, slope = model_weights(sharp, broad, chosen, stamp, scale, width)
+        margin = max(half, weight_margin(width))
+        stamps = Stamps.cut(sharp, broad, chosen, stamp, margin)
+        weight, slope = model_weights(stamps, scale, width)
         o = np.arange(-stamp, stamp + 1)
         uv = domain.uv(chosen.x[:, None] + o, chosen.y[:, None] + o)
         sums = stamp_sums(
-            cutouts(sharp.image, chosen.x, chosen.y, stamp + half),
-            cutouts(broad.image, chosen.x, chosen.y, stamp),
+            stamps.within(half),
+            stamps.broad,
             weight,
-            cutouts(sharp.variance, chosen.x, chosen.y, stamp),
+            stamps.sharp_variance,
             _noise_gram(basis, correlations(sharp, broad, 1 / scale)[0]),
             uv,
             background_order,
@@ -234,13 +236,13 @@ def _kernel(
         background=result.table[n_b:, 0],
         background_order=background_order,
         domain=domain,
-        covariance=result.solution.covariance,
+        covariance=to_host(result.solution.covariance),
         parameters=names,
         condition=result.solution.condition,
         rank=result.solution.rank,
         size=result.layout.size,
     )
-    sums = kernel.render(chosen.x, chosen.y).sum(axis=(1, 2))
+    sums = kernel.images.sum(axis=(1, 2)) @ kernel.spatial_terms(chosen.x, chosen.y)
     stamps = Table(
         {
             "x": chosen.x.astype(float),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.io.field import count_terms
-from skydelta.kernels.normal_equations import Layout, Solution, StampSums, assemble, solve, solve_quickly, undiluted
+from skydelta.kernels.backend import to_host
+from skydelta.kernels.normal_equations import Layout, Solution, StampSums, System, solve, solve_quickly
 
 SHARED = 0.5
 """Chi2 per pixel below which the noise of the two images is not independent (one is part of the other): the correction
@@ -86,24 +87,25 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
     clip : float
         Robust standard deviations of the per-stamp chi2 above its median beyond which a stamp is dropped.
     """
-    used = candidates.copy()
-    a, b = assemble(sums, phi, free, used)
+    system = System(sums, phi, free)
+    used = candidates
     for _ in range(PASSES):
-        table = free.expand(solve_quickly(a, b))
-        chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
+        a, b = system.assemble(used)
+        chi2 = system.chi2(solve_quickly(a, b))
         centre = np.median(chi2[used])
         scatter = max(1.4826 * np.median(np.abs(chi2[used] - centre)), FLOOR * centre)
         outlier = used & (chi2 > centre + clip * scatter)
         left = used & ~outlier
         if not outlier.any() or left.sum() < max(2, candidates.sum() // 2):
             break
-        gone_a, gone_b = assemble(sums, phi, free, outlier)
-        a, b, used = a - gone_a, b - gone_b, left
+        used = left
+    else:
+        a, b = system.assemble(used)
     solution = solve(a, b)
-    table = free.expand(solution.parameters)
-    chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
+    best = solution.parameters
+    chi2 = system.chi2(best)
     shared = bool(np.median(chi2[used]) < SHARED)
     if not shared:
-        table = free.expand(undiluted(solution.parameters, solution.covariance, sums, phi, free, used))
-        chi2 = sums.chi2(phi @ table.T) / np.maximum(sums.pixels, 1)
-    return Fit(solution, free, table, chi2, used, shared)
+        best = system.undiluted(solution, used)
+        chi2 = system.chi2(best)
+    return Fit(solution, free, to_host(system.table(best)), chi2, used, shared)

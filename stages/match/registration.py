@@ -76,13 +76,11 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
         return not_judged
     bright_s, bright_r = (np.argsort(-f, kind="stable")[:BRIGHTEST] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
-    near = cKDTree(r).query_ball_point(s, SEARCH)
-    i = np.repeat(np.arange(len(s)), [len(n) for n in near])
-    j = np.array([k for n in near for k in sorted(n)], int)
+    i, j = np.nonzero((s[:, None, 0] - r[:, 0]) ** 2 + (s[:, None, 1] - r[:, 1]) ** 2 <= SEARCH**2)
     if not len(i):
         return not_judged
     offsets = s[i] - r[j]
-    votes = np.array([len(n) for n in cKDTree(offsets).query_ball_point(offsets, 1.0)])
+    votes = cKDTree(offsets).query_ball_point(offsets, 1.0, return_length=True)
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
     best = np.lexsort((np.hypot(*offsets.T), -votes))[0]
     centre = np.median(offsets[np.hypot(*(offsets - offsets[best]).T) < 1.0], axis=0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import Array, to_host
-from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.stages.stars import Stars
 
 CELL = 50
@@ -62,9 +62,10 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     index = np.flatnonzero(inside & ~stars.saturated)
     clean = np.zeros(0, bool)
     if len(index):
-        bad = to_host((~cutouts(good_sharp, x[index], y[index], margin)).sum(axis=(1, 2)))
-        bad += to_host((~cutouts(good_broad, x[index], y[index], half)).sum(axis=(1, 2)))
-        clean = bad == 0
+        # one cut for both images: bit 0 is bad in the image to convolve, bit 1 in the other one
+        bad = cutouts((~good_sharp).view(np.uint8) | (~good_broad).view(np.uint8) << 1, x[index], y[index], margin)
+        stamp = bad[:, reach : bad.shape[1] - reach, reach : bad.shape[2] - reach]
+        clean = ~to_host((bad & 1).any(axis=(1, 2)) | (stamp & 2).any(axis=(1, 2)))
     rejected["masked"] = int((~clean).sum())
     index = index[clean]
     cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / CELLS))))
@@ -83,9 +84,40 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     )
 
 
-def model_weights(
-    sharp: Exposure, broad: Exposure, at: Selection, half: int, scale: float, spread: float
-) -> tuple[Array, float]:
+@dataclass(frozen=True)
+class Stamps:
+    """Pixels around the stamp centres, float32 on the device of the images.
+
+    Attributes
+    ----------
+    sharp : (n, m + 2 r, m + 2 r)
+        Of the image to convolve, with the margin r that kernel and weights reach.
+    broad, sharp_variance, broad_variance : (n, m, m)
+    """
+
+    sharp: Array
+    broad: Array
+    sharp_variance: Array
+    broad_variance: Array
+
+    @classmethod
+    def cut(cls, sharp: Exposure, broad: Exposure, at: Selection, half: int, margin: int) -> Stamps:
+        inner = Windows(sharp.shape, at.x, at.y, half, sharp.backend)
+        planes = (broad.image, sharp.variance, broad.variance)
+        return cls(cutouts(sharp.image, at.x, at.y, half + margin), *(inner.cut(plane) for plane in planes))
+
+    def within(self, margin: int) -> Array:
+        """``sharp`` with this margin only."""
+        cut = (self.sharp.shape[1] - self.broad.shape[1]) // 2 - margin
+        return self.sharp[:, cut : self.sharp.shape[1] - cut, cut : self.sharp.shape[2] - cut]
+
+
+def weight_margin(spread: float) -> int:
+    """Pixels around a stamp that `model_weights` looks at."""
+    return int(np.ceil(3 * spread))
+
+
+def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, float]:
     """Inverse variance of the difference in each stamp from a model, never from the noisy pixels themselves.
 
     V = v_0 + g m with v_0 the stamp's sky variance, m the expected signal (the sharp image smoothed to the broad
@@ -101,18 +133,18 @@ def model_weights(
 
     Returns
     -------
-    float32 (n, 2 half + 1, 2 half + 1), and the slope g in the unit of the broad image.
+    float32 (n, m, m), and the slope g in the unit of the broad image.
     """
-    backend = sharp.backend
+    backend = backend_of(stamps.sharp)
     xp, nd = backend.xp, backend.ndimage
-    total = cutouts(broad.variance, at.x, at.y, half)
-    total = total + np.float32(scale**2 / (4 * np.pi * spread**2)) * cutouts(sharp.variance, at.x, at.y, half)
-    pad = int(np.ceil(3 * spread))
-    signal = nd.gaussian_filter(cutouts(sharp.image, at.x, at.y, half + pad), (0, spread, spread), truncate=3.0)
+    total = stamps.broad_variance + np.float32(scale**2 / (4 * np.pi * spread**2)) * stamps.sharp_variance
+    pad = weight_margin(spread)
+    signal = nd.gaussian_filter(stamps.within(pad), (0, spread, spread), truncate=3.0)
     signal = xp.maximum(signal[:, pad : signal.shape[1] - pad, pad : signal.shape[2] - pad] * np.float32(scale), 0)
-    sky = xp.median(total.reshape(len(at), -1), axis=1)[:, None, None]
+    sky = xp.median(total.reshape(len(total), -1), axis=1)[:, None, None]
     bright = signal > 3 * xp.sqrt(sky)
     m = xp.where(bright, signal, 0).astype(np.float64)
-    norm = float((m * m / total).sum())
-    slope = max(float((m * (total - sky) / total).sum()) / norm, 0.0) if norm > 0 else 0.0
+    share = m / total
+    norm, excess = to_host(xp.stack([(m * share).sum(), (share * (total - sky)).sum()]))
+    slope = max(float(excess / norm), 0.0) if norm > 0 else 0.0
     return (1 / (sky + np.float32(slope) * signal)).astype(np.float32), slope

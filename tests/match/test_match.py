@@ -8,7 +8,7 @@ from support_pairs import context, gaussian, pair, subtract
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.kernels.normal_equations import assemble, solve, stamp_sums
+from skydelta.kernels.normal_equations import System, solve, stamp_sums
 from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
@@ -36,7 +36,7 @@ def test_normal_equations_equal_the_brute_force_least_squares():
     rng = np.random.default_rng(3)
     basis, stamps, target, weight, psi, sums, phi = sums_of(rng)
     free = layout(basis.size, 3, 1, False)
-    solution = solve(*assemble(sums, phi, free, np.ones(12, bool)))
+    solution = solve(*System(sums, phi, free).assemble(np.ones(12, bool)))
     rows, right = [], []
     for s in range(12):
         planes = np.array([fftconvolve(stamps[s].astype(float), b, "valid") for b in basis.images()] + list(psi[s]))
