@@ -19,7 +19,10 @@ from skydelta.kernels.backend import cupy, resolve
 from skydelta.kernels.core.fused import chains
 from skydelta.kernels.core.spec import registry, resolve_target
 
+PSF = dict.fromkeys(("profile_sums", "profile_stamps", "pixel_departure", "compare_stars"), (300, 33))
+PSF["star_stamps"] = (300, 16)  # a half-size
 STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (25, 2), "subtract_lobes": (25, 25), "spline_coefficients": (25, 25)}
+STAMPS |= PSF
 COPIES = {"fit_lobes": 42}  # 24 dipole stamps a case
 
 
@@ -82,6 +85,8 @@ def main():
         pixels = (
             a.size**2
             if name not in STAMPS
+            else 300 * 33**2
+            if name in PSF
             else len(next(iter(values.values()))) * STAMPS[name][name == "stamp_basis"] ** 2
         )
         floor = per_pixel * pixels / copy / 1e9

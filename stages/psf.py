@@ -12,9 +12,11 @@ from skydelta.errors import AlgorithmError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.io.psf import PixelPsf, Psf, fwhm
+from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.psf import star_stamps
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.psfmodel import MARGIN, Samples, centre_stamps, fit_psf, radius, supported_order
-from skydelta.stages.stars import Stars, find_stars, host_cutouts
+from skydelta.stages.psfmodel import PsfFit, Samples, radius, supported_order
+from skydelta.stages.stars import Stars, find_stars
 
 LEAST_HALF = 12
 """Smallest half-size of a measured PSF, px."""
@@ -98,30 +100,28 @@ class MeasurePsf(Stage[PsfConfig]):
         half = max(LEAST_HALF, int(np.ceil(REACH * width)))
         samples = _samples(image, chosen, half)
         domain = Domain.of(image.shape)
+        polynomial = polynomial_terms(*domain.uv(samples.x, samples.y), self.config.order).T
         ctx.metric("psf_stars", len(samples))
         if len(samples) < FEW:
             ctx.flag("psf_profile", f"{len(samples)} usable stars: the PSF is a constant Moffat profile")
             ctx.metric("psf_order", 0)
-            return fit_psf(samples, domain, 0, width, np.zeros(len(samples), bool), pixels=False).psf
-        held_out = np.arange(len(samples)) % HELD_OUT == HELD_OUT // 2
-        if len(samples) < 2 * HELD_OUT:
-            held_out[:] = False
-        order = supported_order(self.config.order, domain, samples.x, samples.y)
+            return PsfFit(samples, domain, polynomial, 0, width, pixels=False).psf()
+        order = supported_order(self.config.order, polynomial)
         if order < self.config.order:
             ctx.flag("psf_order_lowered", f"{len(samples)} stars, where they are, support PSF order {order}")
-        result = fit_psf(samples, domain, order, width, np.zeros_like(held_out))
-        held_out &= result.used
-        if held_out.any():
-            left = result.used & ~held_out
-            order_left = supported_order(order, domain, samples.x[left], samples.y[left])
-            trial = fit_psf(samples, domain, order_left, width, ~left, rounds=2)
+        fit = PsfFit(samples, domain, polynomial, order, width)
+        used = fit.used
+        held_out = used & (np.arange(len(samples)) % HELD_OUT == HELD_OUT // 2)
+        if len(samples) >= 2 * HELD_OUT and held_out.any():
+            left = used & ~held_out
+            trial = fit.without(held_out, supported_order(order, polynomial[left]))
             ctx.metric("psf_held_out", int(held_out.sum()))
             ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
             ctx.metric("psf_held_out_residual", trial.residual(held_out))
         ctx.metric("psf_order", order)
-        ctx.metric("psf_stars_clipped", int((~result.used).sum()))
-        ctx.metric("psf_chi2", float(np.median(result.chi2[result.used])))
-        return result.psf
+        ctx.metric("psf_stars_clipped", int((~used).sum()))
+        ctx.metric("psf_chi2", float(np.median(fit.agreement.chi2[used])))
+        return fit.psf()
 
     def _choose(self, ctx: Context, image: Exposure, stars: Stars) -> Stars:
         """The stars that the PSF is measured from, best first."""
@@ -193,21 +193,21 @@ def field_fwhm(exposure: Exposure) -> float:
 
 
 def _samples(image: Exposure, stars: Stars, half: int) -> Samples:
-    """Stamps of the stars, centred, with their variance."""
-    x, y = np.rint(stars.x).astype(int), np.rint(stars.y).astype(int)
-    good = image.good()
+    """Stamps of the stars, centred, with their variance, where the image is."""
     xp = image.backend.xp
-    raw = host_cutouts(xp.where(good, image.image, np.float32(0)), x, y, half + MARGIN)
-    usable = host_cutouts(good, x, y, half + MARGIN)
-    values = centre_stamps(raw, usable, stars.x - x, stars.y - y)
-    inner = np.s_[:, MARGIN:-MARGIN, MARGIN:-MARGIN]
-    if image.variance is not None:
-        variance = host_cutouts(xp.where(good, image.variance, np.float32(0)), x, y, half)
-    else:
-        outside = radius(2 * half + 1) > half
-        sky = values[:, outside]
-        spread = 1.4826 * np.median(np.abs(sky - np.median(sky, axis=1)[:, None]), axis=1)
-        variance = np.broadcast_to(spread[:, None, None] ** 2, values.shape).copy()
-    typical = np.median(variance[usable[inner]]) if usable[inner].any() else 1.0
-    variance = np.where(variance > 0, variance, typical if typical > 0 else 1.0)
-    return Samples(values, variance, usable[inner], stars.flux, stars.x, stars.y)
+    planes = (image.image, image.variance, image.mask)
+    values, variance, usable, typical = star_stamps(*planes, image.planes.invalid, stars.x, stars.y, half)
+    if image.variance is None:
+        typical = _sky_variance(values)
+        variance = xp.ascontiguousarray(xp.broadcast_to(typical[:, None, None], values.shape))
+    return Samples(values, variance, usable, xp.sqrt(typical), stars.flux, stars.x, stars.y)
+
+
+def _sky_variance(values: Array) -> Array:
+    """Variance (n,) of the sky around each star of stamps (n, m, m)."""
+    xp, m = backend_of(values).xp, values.shape[1]
+    sky = values.reshape(len(values), -1)[:, np.flatnonzero(radius(m) > m // 2)]
+    spread = 1.4826 * xp.median(xp.abs(sky - xp.median(sky, axis=1)[:, None]), axis=1)
+    known = spread > 0
+    usual = float(xp.median(spread[known])) if known.any() else 1.0
+    return xp.where(known, spread, usual) ** 2

@@ -80,7 +80,7 @@ class KernelSpec:
     tolerance: Tolerance
 
 
-FRONTS = ("background", "convolve", "detect", "fit", "normal_equations", "resample", "stars", "subtract")
+FRONTS = ("background", "convolve", "detect", "fit", "normal_equations", "psf", "resample", "stars", "subtract")
 """Modules of ``skydelta.kernels`` that register kernels."""
 
 _registry: dict[str, KernelSpec] = {}
