@@ -11,7 +11,6 @@ import numpy as np
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.cutouts import cutouts
 from skydelta.kernels.stars import (
     gaussian_taps,
     light_peaks,
@@ -215,12 +214,6 @@ def find_stars(exposure: Exposure) -> Stars:
     if point is not None:
         clump, shapes = point, windows.shapes(point)
     return _table(peaks, rows, windows, shapes, clump, point is not None)
-
-
-def host_cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int) -> np.ndarray:
-    """`cutouts` on the host, zero outside the frame: float64 of an image, bool of a mask."""
-    values = to_host(cutouts(plane, x, y, half))
-    return values if values.dtype == bool else values.astype(float)
 
 
 def _empty(rejected: Mapping[str, int]) -> Stars:
