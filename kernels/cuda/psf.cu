@@ -181,6 +181,7 @@ pixel_departure(const double* __restrict__ values, const bool* __restrict__ kept
         const long long at = (long long)s * pixels + pixel;
         if (!used[s] || !kept[at]) continue;
         const double f = flux[s], w = star_weight(f, noise[s], profiles[(long long)s * pixels + middle]);
+        if (!(w > 0)) continue;
         const double d = (values[at] - sky[s]) / f - profiles[at];
         int k = 0;
         UNROLL
