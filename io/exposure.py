@@ -17,6 +17,7 @@ from skydelta.io.planes import MaskPlanes
 from skydelta.io.psf import Psf
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.tiles import Box
+from skydelta.kernels.usable import usable_pixels
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,7 @@ class Exposure:
 
     def good(self) -> Array:
         """bool (H, W): pixels without an invalid bit and with a finite image (and positive variance, if any)."""
-        xp = self.backend.xp
-        ok = xp.isfinite(self.image)
-        if self.mask is not None:
-            ok &= (self.mask & self.planes.invalid) == 0
-        if self.variance is not None:
-            ok &= xp.isfinite(self.variance) & (self.variance > 0)
-        return ok
+        return usable_pixels(self.image, self.variance, self.mask, self.planes.invalid)
 
     def to(self, backend: Backend) -> Exposure:
         """The same exposure with its planes on another backend; nothing is copied when they are there already."""

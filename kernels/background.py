@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Robust sky statistics of mesh cells."""
+"""Robust sky statistics of mesh cells, and the blocks of pixels that stand out of the sky."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SHARE = 10
 """A cell with fewer usable pixels than its area over this has no statistics."""
 
 LARGEST = 128
-"""Largest side of a cell, px: a block of 512 threads holds 32 pixels each in registers."""
+"""Largest side of a cell, px: its values fit into the shared memory of a thread block."""
+
+BLOCK = 4
+"""Side of the blocks that sources are looked for in, px."""
 
 CELLS = register(
     KernelSpec(
@@ -29,10 +32,36 @@ CELLS = register(
         twin="skydelta.kernels.cpu.background:cell_statistics",
         launch="skydelta.kernels.cuda.background:cell_statistics",
         reference="skydelta.kernels.cpu.reference_background:cell_statistics",
-        entries=(CudaEntry("background.cu", "cell_statistics", (("8",), ("32",))),),
+        entries=(CudaEntry("background.cu", "cell_statistics", (("true",), ("false",))),),
         halo="none",
         bytes_per_pixel=5.0,
         tolerance=Tolerance(0.0, 0.0, "order statistics and single-precision comparisons: the same bits everywhere"),
+    )
+)
+
+SCORES = register(
+    KernelSpec(
+        name="block_scores",
+        twin="skydelta.kernels.cpu.background:block_scores",
+        launch="skydelta.kernels.cuda.background:block_scores",
+        reference="skydelta.kernels.cpu.reference_background:block_scores",
+        entries=(CudaEntry("background.cu", "block_scores"),),
+        halo="none",
+        bytes_per_pixel=5.25,
+        tolerance=Tolerance(1e-5, 1e-5, "float32 sums of 16 pixels; twin and device add in one order: the same bits"),
+    )
+)
+
+BLANK = register(
+    KernelSpec(
+        name="blank_sky",
+        twin="skydelta.kernels.cpu.background:blank_sky",
+        launch="skydelta.kernels.cuda.background:blank_sky",
+        reference="skydelta.kernels.cpu.reference_background:blank_sky",
+        entries=(CudaEntry("background.cu", "blank_sky"),),
+        halo="2 blocks",
+        bytes_per_pixel=2.25,
+        tolerance=Tolerance(0.0, 0.0, "comparisons"),
     )
 )
 
@@ -59,3 +88,41 @@ def cell_statistics(image: Array, good: Array, size: int) -> tuple[Array, Array,
         Pixels left after clipping; 0 where NaN.
     """
     return implementation(CELLS, backend_of(image))(image, good, size)
+
+
+def block_scores(image: Array, good: Array, sigma: Array) -> Array:
+    """Signal-to-noise of the sum of every block of `BLOCK` x `BLOCK` px.
+
+    Parameters
+    ----------
+    image : float32 (H, W)
+        Sky-subtracted.
+    good : bool (H, W)
+        Pixels to use, all finite.
+    sigma : float32 (ny, nx)
+        Standard deviation of a pixel in mesh cells, each of which covers an equal share of the rows and columns.
+
+    Returns
+    -------
+    float32 (H // BLOCK, W // BLOCK)
+        NaN where a block has no pixel to use.
+    """
+    return implementation(SCORES, backend_of(image))(image, good, sigma)
+
+
+def blank_sky(good: Array, score: Array, limit: float) -> Array:
+    """Usable pixels away from blocks that stand out of the sky, in either direction.
+
+    Parameters
+    ----------
+    good : bool (H, W)
+    score : float32 (H // BLOCK, W // BLOCK)
+        As of `block_scores`; NaN stands out of nothing.
+    limit : float
+        Blocks whose score is beyond it leave, and the 8 around each.
+
+    Returns
+    -------
+    bool (H, W)
+    """
+    return implementation(BLANK, backend_of(good))(good, score, limit)

@@ -4,9 +4,25 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from skydelta.kernels.backend import Array, Backend, backend_of
+from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
+
+FAR = 1 << 30
+"""Positions further from the frame than this, px, are moved to this: they see nothing of it either."""
+
+CUTOUTS = register(
+    KernelSpec(
+        name="cutouts",
+        twin="skydelta.kernels.cpu.cutouts:cutouts",
+        launch="skydelta.kernels.cuda.cutouts:cutouts",
+        reference="skydelta.kernels.cpu.reference_cutouts:cutouts",
+        entries=(CudaEntry("cutouts.cu", "cutouts", (("unsigned char",), ("short",), ("int",), ("long long",))),),
+        halo="the window",
+        bytes_per_pixel=8.0,
+        tolerance=Tolerance(0.0, 0.0, "copies"),
+    )
+)
 
 
 class Windows:
@@ -25,33 +41,22 @@ class Windows:
     """
 
     def __init__(self, shape: tuple[int, int], x: np.ndarray, y: np.ndarray, half: int, backend: Backend) -> None:
-        y, x = (np.asarray(at).astype(np.int64) for at in (y, x))
-        self._half, self._whole = half, None
-        if (
-            len(x)
-            and not backend.is_gpu
-            and all(((at >= half) & (at + half < n)).all() for at, n in zip((y, x), shape, strict=True))
-        ):
-            self._whole = y - half, x - half
-            return
-        o = np.arange(-half, half + 1)
-        lines = []
-        for at, n, step in ((y, shape[0], shape[1]), (x, shape[1], 1)):
-            i = at[:, None] + o
-            # so far below zero that the other axis cannot make up for it
-            lines.append(np.where((i >= 0) & (i < n), i * step, -2 * shape[0] * shape[1] - 1))
-        rows, columns = backend.asarray(np.stack(lines))
-        index = rows[:, :, None] + columns[:, None, :]
-        self._inside = index >= 0
-        self._index = backend.xp.maximum(index, 0)
+        middle = np.clip(np.stack([np.asarray(a) for a in (y, x)]), -FAR, FAR).astype(np.int32)
+        self._shape, self._half, self._middle = tuple(shape), int(half), backend.asarray(middle)
 
     def cut(self, plane: Array, outside: float = 0) -> Array:
-        """The windows (n, 2 half + 1, 2 half + 1) of a plane, of its type; ``outside`` fills what lies beyond."""
-        if self._whole is not None:
-            # a CPU copies them row by row, without an index for every pixel
-            return sliding_window_view(plane, (2 * self._half + 1,) * 2)[self._whole]
-        xp = backend_of(plane).xp
-        return xp.where(self._inside, plane.ravel().take(self._index), plane.dtype.type(outside))
+        """The windows (n, 2 half + 1, 2 half + 1) of a plane, of its type; ``outside`` fills what lies beyond.
+
+        Raises
+        ------
+        ValueError
+            The plane has another shape.
+        """
+        if plane.shape != self._shape:
+            raise ValueError(f"windows are of a plane of {self._shape}, not of {plane.shape}")
+        backend = backend_of(plane)
+        whole = backend.xp.ascontiguousarray(plane)
+        return implementation(CUTOUTS, backend)(whole, self._middle, self._half, plane.dtype.type(outside))
 
 
 def cutouts(plane: Array, x: np.ndarray, y: np.ndarray, half: int, outside: float = 0) -> Array:

@@ -240,8 +240,7 @@ def matched_filter(
     """
     backend = backend_of(image)
     xp = backend.xp
-    centres = np.array([t.core.centre for t in TileGrid(image.shape, MATCHED_TILE)])
-    psfs = render(*centres.T)
+    psfs = render(*TileGrid(image.shape, MATCHED_TILE).centres())
     grid = TileGrid(image.shape, MATCHED_TILE, psfs.shape[-1] // 2)
     weight = xp.where(good, 1 / xp.where(good, variance, np.float32(1)), np.float32(0))
     signal = xp.where(good, image, np.float32(0)) * weight

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,12 +16,9 @@ from skydelta.errors import AlgorithmError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynomial_terms
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
-from skydelta.kernels.background import LARGEST, cell_statistics
+from skydelta.kernels.background import BLOCK, LARGEST, blank_sky, block_scores, cell_statistics
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-
-BLOCK = 4
-"""Side of the blocks that sources are looked for in, px."""
 
 SKIPPED = 64
 """Cells of this side, px, or more are first measured on every second pixel along both axes."""
@@ -96,13 +94,11 @@ class Background(Stage[BackgroundConfig]):
             )
         rough, level = self._sky(image, first)
         residual = image.image - rough
-        source = _sources(image.backend, residual, good, first)
-        blank = good & ~source
+        blank = _blank(image.backend, residual, good, first)
         second = _Cells.measure(residual, blank, size)
         if second.valid.sum() < first.valid.sum() / 2:
-            ctx.flag(
-                "crowded_sky", f"sources fill {float(source.mean()):.0%} of the image: the sky is measured between them"
-            )
+            filled = 1 - _number(blank) / _number(good)
+            ctx.flag("crowded_sky", f"sources fill {filled:.0%} of the image: the sky is measured between them")
             blank, second = good, _Cells.measure(residual, good, size)
         fine, correction = self._sky(image, second)
         subtracted = residual - fine
@@ -122,9 +118,9 @@ class Background(Stage[BackgroundConfig]):
         self, ctx: Context, image: Exposure, subtracted: Array, blank: Array, cells: _Cells, level: float
     ) -> None:
         ctx.metric("sky_level", level)
-        ctx.metric("sky_sigma", float(np.median(cells.sigma[cells.valid])))
+        ctx.metric("sky_sigma", float(_median(cells.sigma[cells.valid])))
         ctx.metric("sky_cells", int(cells.valid.sum()))
-        ctx.metric("sky_fraction", float(blank.mean()))
+        ctx.metric("sky_fraction", _number(blank) / blank.size)
         if image.variance is None:
             return
         xp = image.backend.xp
@@ -133,7 +129,7 @@ class Background(Stage[BackgroundConfig]):
         z = (subtracted[part] / xp.sqrt(image.variance[part]))[blank[part]]
         if not z.size:
             return
-        ratio = float(1.4826 * xp.median(xp.abs(z - xp.median(z))))
+        ratio = 1.4826 * float(_median(xp.abs(z - _median(z))))
         ctx.metric("sky_sigma_over_predicted", ratio)
         if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
             ctx.flag("variance_scale", f"the sky's noise is {ratio:.2f} times what the variance plane predicts")
@@ -163,12 +159,11 @@ class _Cells:
     def valid(self) -> np.ndarray:
         return self.count > 0
 
-    def noise(self, shape: tuple[int, int]) -> np.ndarray:
-        """Sigma, resampled to a coarser or finer array over the same field; the usual one where a cell has none."""
-        known = self.sigma[self.valid & (self.sigma > 0)]
-        filled = np.where(self.valid & (self.sigma > 0), self.sigma, np.median(known) if known.size else 1.0)
-        rows, columns = ((2 * np.arange(n) + 1) * m // (2 * n) for n, m in zip(shape, filled.shape, strict=True))
-        return filled[rows[:, None], columns]
+    @property
+    def noise(self) -> np.ndarray:
+        """Sigma; the usual one where a cell has none."""
+        some = self.valid & (self.sigma > 0)
+        return np.where(some, self.sigma, _median(self.sigma[some]) if some.any() else 1.0)
 
 
 def fit_cells(
@@ -200,15 +195,16 @@ def fit_cells(
     AlgorithmError
         No cell has a median.
     """
-    x, y = np.array([t.core.centre for t in grid]).T
-    values, weight = np.ravel(median).astype(float), np.sqrt(np.ravel(count).astype(float))
+    values, weight = np.ravel(median).astype(float), np.ravel(count).astype(float)
     s = np.ravel(sigma).astype(float)
     use = np.isfinite(values) & (weight > 0)
     if not use.any():
         raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
     known = s[use & (s > 0)]
-    weight = weight / np.where(s > 0, s, np.median(known) if known.size else 1.0)
-    terms = polynomial_terms(*domain.uv(x, y), order).T
+    weight = weight / np.where(s > 0, s, _median(known) if known.size else 1.0) ** 2
+    level = _median(values[use])
+    values = np.where(use, values - level, 0.0)
+    terms = _terms(grid, domain, order)
     coefficients = np.zeros(terms.shape[1])
     kept = use
     for _ in range(10):
@@ -216,20 +212,32 @@ def fit_cells(
         while degree and not _determined(terms[kept, : count_terms(degree)]):
             degree -= 1
         n = count_terms(degree)
-        w = weight[kept]
+        left = terms[:, :n].T * np.where(kept, weight, 0.0)
+        matrix = left @ terms[:, :n]
         coefficients[:] = 0
-        coefficients[:n] = np.linalg.lstsq(terms[kept, :n] * w[:, None], values[kept] * w, rcond=None)[0]
-        off = np.abs(values - terms @ coefficients) * weight
-        new = use & (off <= 3 * max(1.4826 * float(np.median(off[kept])), 1.0))
+        for _ in range(2):  # once more for what is left: normal equations alone lose digits
+            coefficients[:n] += np.linalg.solve(matrix, left @ (values - terms @ coefficients))
+        off = np.abs(values - terms @ coefficients) * np.sqrt(weight)
+        new = use & (off <= 3 * max(1.4826 * float(_median(off[kept])), 1.0))
         if (new == kept).all():
             break
         kept = new
+    coefficients[0] += level
     return coefficients
+
+
+@functools.lru_cache(16)
+def _terms(grid: TileGrid, domain: Domain, order: int) -> np.ndarray:
+    """Polynomial terms at the centres of cells: float64 (n, n_p)."""
+    return np.ascontiguousarray(polynomial_terms(*domain.uv(*grid.centres()), order).T)
 
 
 def _determined(terms: np.ndarray) -> bool:
     """Whether cells with these terms (n, n_p) tell them apart: two rows of cells say nothing of a curvature."""
-    return len(terms) >= 2 * terms.shape[1] and np.linalg.cond(terms) < CONDITION
+    if len(terms) < 2 * terms.shape[1]:
+        return False
+    squared = np.linalg.eigvalsh(terms.T @ terms)
+    return bool(squared[-1] < CONDITION**2 * squared[0])
 
 
 def _cell(shape: tuple[int, int]) -> int:
@@ -253,6 +261,7 @@ def _mean_terms(order: int) -> np.ndarray:
     return np.array([mean[i] * mean[j] for i, j in polynomial_exponents(order)])
 
 
+@functools.lru_cache(16)
 def _chebyshev(n: int, order: int) -> np.ndarray:
     """T_0 to T_order along a line of n pixels: float64 (order + 1, n)."""
     return np.polynomial.chebyshev.chebvander((2 * np.arange(n) + 1) / n - 1, order).T
@@ -265,8 +274,8 @@ def _plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:
 
 def _mesh(backend: Backend, cells: _Cells, coefficients: np.ndarray, order: int, domain: Domain) -> Array:
     """Cell medians, smoothed by a 3 x 3 median, as a bicubic spline; empty cells take the polynomial's value."""
-    centre = np.array([t.core.centre for t in cells.grid]).reshape(*cells.median.shape, 2)
-    u, v = cells.domain.uv(centre[..., 0], centre[..., 1])
+    x, y = (a.reshape(cells.median.shape) for a in cells.grid.centres())
+    u, v = cells.domain.uv(x, y)
     filled = np.tensordot(coefficients, polynomial_terms(u, v, order), axes=(0, 0))
     table = median_filter(np.where(cells.valid, cells.median, filled), 3, mode="nearest")
     rows, columns = (_spline(at, n) for at, n in zip((v[:, 0], u[0]), domain.shape, strict=True))
@@ -281,26 +290,25 @@ def _spline(nodes: np.ndarray, n: int) -> np.ndarray:
     return make_interp_spline(nodes, np.eye(len(nodes)), k=min(3, len(nodes) - 1))(at)
 
 
-def _sources(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Array:
-    """bool (H, W): blocks of `BLOCK` px, grown by one, whose mean stands out of the noise of such blocks.
+def _blank(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Array:
+    """bool (H, W): usable pixels away from blocks whose mean stands out of the noise of such blocks.
 
     Both signs count, so that what is left is not skewed.
     """
-    xp = backend.xp
-    h, w = (n // BLOCK for n in residual.shape)
-    inner = np.s_[: h * BLOCK, : w * BLOCK]
-    zero = np.float32(0)
+    score = block_scores(residual, good, backend.asarray(cells.noise, np.float32))
+    known = score[~backend.xp.isnan(score)]
+    if not known.size:
+        return good
+    spread = max(1.0, 1.4826 * float(_median(backend.xp.abs(known - _median(known)))))
+    return blank_sky(good, score, SOURCE * spread)
 
-    def total(plane: Array) -> Array:
-        return plane.reshape(h, BLOCK, w, BLOCK).sum(axis=(1, 3))
 
-    number = total(good[inner].astype(np.float32))
-    z = total(xp.where(good, residual, zero)[inner]) / xp.sqrt(xp.maximum(number, np.float32(1)))
-    z = z / backend.asarray(cells.noise((h, w)), np.float32)
-    known = z[number > 0]
-    out = xp.zeros(residual.shape, bool)
-    if known.size:
-        spread = max(1.0, 1.4826 * float(xp.median(xp.abs(known - xp.median(known)))))
-        found = backend.ndimage.maximum_filter((xp.abs(z) > np.float32(SOURCE * spread)).astype(np.uint8), 3)
-        out[inner] = xp.repeat(xp.repeat(found > 0, BLOCK, axis=0), BLOCK, axis=1)
-    return out
+def _median(values: Array) -> Array:
+    """Median of a line of numbers, where they are, in their type: a sort costs fewer calls than a selection."""
+    ordered, n = backend_of(values).xp.sort(values), len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _number(plane: Array) -> int:
+    """How many are True."""
+    return int(backend_of(plane).xp.count_nonzero(plane))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from astropy import units as u
+from astropy.coordinates import ICRS
+from astropy.wcs.utils import wcs_to_celestial_frame
 from pydantic import Field
 from scipy.spatial import cKDTree
 
@@ -77,15 +79,16 @@ class Detect(Stage[DetectConfig]):
         if score is not None and score.shape != image.shape:
             raise InputError(f"detect: the score is {score.shape}, the image {image.shape}")
         snr = score.image if score is not None else _white_score(image)
-        labels, count = components(snr, self.config.threshold)
+        labels, area = components(snr, self.config.threshold)
         y, x, value = extrema(snr, self.config.threshold)
         width = fwhm(image.psf.at(*_middle(image))) if image.psf is not None else 3.0
-        label, area = _footprints(labels, y, x, count)
+        area = np.r_[0, to_host(area)]  # of component 0, outside of all, nobody asks
+        label = _at(labels, y, x).astype(int)
         own = _significant(snr, y, x, value, label, self.config.threshold)
         y, x, value, label = y[own], x[own], value[own], label[own]
         patches = to_host(cutouts(snr, x, y, 1, np.nan))
         dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
-        objects = _pair(y + dy, x + dx, value, label, labels, width, self.config.dipole_ratio)
+        objects = _pair(y + dy, x + dx, value, label, labels, len(area), width, self.config.dipole_ratio)
         flags = self._flags(image, objects, area, label, width)
         catalog = _catalog(image, objects, flags)
         ctx.metric("candidates", len(catalog))
@@ -142,14 +145,11 @@ def _white_score(image: Exposure) -> Array:
     return matched_filter(image.image, image.variance, image.good(), image.psf.render)
 
 
-def _footprints(labels: Array, y: np.ndarray, x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Component number of each peak, and the area of each component (index 0 is outside)."""
-    backend = backend_of(labels)
-    xp = backend.xp
-    if not len(y):
-        return np.zeros(0, int), np.zeros(count + 1, int)
-    area = to_host(xp.bincount(labels.ravel(), minlength=count + 1))
-    return to_host(labels[backend.asarray(y), backend.asarray(x)]).astype(int), area
+def _at(plane: Array, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Values of a plane at whole pixels, on the host."""
+    if not y.size:
+        return np.zeros(y.shape, plane.dtype)
+    return to_host(plane.ravel()[backend_of(plane).asarray(y * plane.shape[1] + x)])
 
 
 def _significant(
@@ -165,34 +165,45 @@ def _significant(
     rival = np.flatnonzero(nearest >= 0)
     keep = nearest < 0
     if len(rival):
-        backend = backend_of(snr)
         t = np.linspace(0, 1, 33)[1:-1]
         to = nearest[rival]
         j = np.rint(y[rival, None] + t * (y[to] - y[rival])[:, None]).astype(int)
         i = np.rint(x[rival, None] + t * (x[to] - x[rival])[:, None]).astype(int)
-        line = to_host(snr[backend.asarray(j), backend.asarray(i)]) * np.sign(value[rival])[:, None]
+        line = _at(snr, j, i) * np.sign(value[rival])[:, None]
         drop = height[rival] - np.where(np.isfinite(line), line, -np.inf).min(axis=1)
         keep[rival] = drop > np.clip(0.1 * height[rival], SADDLE, max(threshold, SADDLE))
     return keep
 
 
 def _nearest_higher(y: np.ndarray, x: np.ndarray, height: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Index of the nearest higher peak of the same footprint, -1 for the highest; the earlier of equals is higher."""
+    """Index of the nearest higher peak of the same footprint, -1 for the highest.
+
+    The earlier of peaks of one height is the higher; of higher peaks at one distance the highest is taken.
+    """
     nearest = np.full(len(y), -1)
     order = np.lexsort((np.arange(len(y)), -height, label))
-    for group in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
-        at = np.c_[y[group], x[group]]
-        tree = cKDTree(at)
-        pending, k = np.arange(1, len(group)), 8
-        while len(pending):
-            # a higher peak has a smaller rank; most have one among their first neighbours
-            k = min(k, len(group))
-            rank = tree.query(at[pending], k)[1]
-            higher = rank < pending[:, None]
-            found = higher.any(axis=1)
-            first = rank[np.arange(len(rank)), higher.argmax(axis=1)]
-            nearest[group[pending[found]]] = group[first[found]]
-            pending, k = pending[~found], 4 * k
+    _, first, which, size = np.unique(label[order], return_index=True, return_inverse=True, return_counts=True)
+    size, highest = size[which], np.arange(len(y)) == first[which]
+    order, size, highest = (a[size > 1] for a in (order, size, highest))
+    if not len(order):
+        return nearest
+    # a third coordinate keeps footprints further apart than any two peaks of one: a single tree does for all
+    far = float(2 * (np.ptp(y) + np.ptp(x) + 1))
+    own = label[order]
+    at = np.c_[y[order], x[order], far * own]
+    tree, pending, k = cKDTree(at), np.flatnonzero(~highest), 8
+    while len(pending):
+        # of a footprint's peaks the higher has the smaller rank; most peaks have one among their first neighbours
+        k = min(k, int(size[pending].max()))
+        distance, rank = tree.query(at[pending], k)
+        higher = (rank < pending[:, None]) & (own[rank] == own[pending, None])
+        distance_to = np.where(higher, distance, np.inf)
+        best = distance_to.min(axis=1)
+        # as far as the last neighbour there may be others that were not returned
+        found = (best < distance[:, -1]) | (k >= size[pending])
+        chosen = np.where(distance_to == best[:, None], rank, len(order)).min(axis=1)
+        nearest[order[pending[found]]] = order[chosen[found]]
+        pending, k = pending[~found], 4 * k
     return nearest
 
 
@@ -213,24 +224,33 @@ def _subpixel(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pair(
-    y: np.ndarray, x: np.ndarray, value: np.ndarray, label: np.ndarray, labels: Array, width: float, ratio: float
+    y: np.ndarray,
+    x: np.ndarray,
+    value: np.ndarray,
+    label: np.ndarray,
+    labels: Array,
+    count: int,
+    width: float,
+    ratio: float,
 ) -> Objects:
     """Join each strongest pair of opposite neighbours into one dipole; every other peak stays an object."""
     lobes: list[tuple[int, int]] = []
     positive, negative = np.flatnonzero(value > 0), np.flatnonzero(value < 0)
     if len(positive) and len(negative):
         reach = LOBE_SIGMA * width / 2.3548
-        touching = _touching(labels)
-        near = cKDTree(np.c_[y[negative], x[negative]]).query_ball_point(np.c_[y[positive], x[positive]], 2 * reach)
-        options: list[tuple[float, float, int, int]] = []
-        for up, found in zip(positive, near, strict=True):
-            for down in negative[sorted(found)]:
-                distance = np.hypot(y[up] - y[down], x[up] - x[down])
-                weak, strong = sorted((abs(value[up]), abs(value[down])))
-                if weak >= ratio * strong and (distance <= reach or (label[up], label[down]) in touching):
-                    options.append((-weak, distance, int(up), int(down)))
+        trees = [cKDTree(np.c_[y[k], x[k]]) for k in (positive, negative)]
+        near = trees[0].sparse_distance_matrix(trees[1], 2 * reach, output_type="ndarray")
+        up, down = positive[near["i"]], negative[near["j"]]
+        distance = np.hypot(y[up] - y[down], x[up] - x[down])
+        height = np.abs([value[up], value[down]])
+        weak = height.min(axis=0)
+        like = weak >= ratio * height.max(axis=0)
+        close = like & (distance <= reach)
+        asked = like & ~close
+        close[asked] = _touching(labels, count, label[up[asked]], label[down[asked]])
+        best = np.lexsort((down, up, distance, -weak))
         taken: set[int] = set()
-        for _, _, p, n in sorted(options):
+        for p, n in np.c_[up, down][best[close[best]]].tolist():
             if not taken & {p, n}:
                 taken |= {p, n}
                 lobes.append((p, n))
@@ -259,19 +279,26 @@ def _pair(
     return Objects(yy, xx, vv, ll.astype(int), *four)
 
 
-def _touching(labels: Array) -> set[tuple[int, int]]:
-    """Pairs of components, both ways round, that touch when each is grown by one pixel."""
-    xp = backend_of(labels).xp
-    j, i = xp.nonzero(labels)
-    own = labels[j, i].astype(np.int64)
-    out: set[tuple[int, int]] = set()
-    for dy, dx in [(0, 1), (0, 2), *((dy, dx) for dy in (1, 2) for dx in range(-2, 3))]:
-        inside = (j + dy < labels.shape[0]) & (i + dx >= 0) & (i + dx < labels.shape[1])
-        a, b = own[inside], labels[j[inside] + dy, i[inside] + dx]
-        differ = (b > 0) & (b != a)
-        pairs = to_host(xp.unique((a[differ] << 32) + b[differ]))
-        out |= {(int(p >> 32), int(p & 0xFFFFFFFF)) for p in pairs}
-    return out | {(b, a) for a, b in out}
+def _touching(labels: Array, count: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Which pairs of components (n,) touch when each is grown by one pixel; labels are below ``count``."""
+    if not len(one):
+        return np.zeros(0, bool)
+    backend, (h, w) = backend_of(labels), labels.shape
+    xp, flat = backend.xp, labels.ravel()
+    member = np.zeros(count, bool)
+    member[one] = member[other] = True
+    index = xp.flatnonzero(backend.asarray(member)[flat])
+    steps = np.array([(0, 1), (0, 2), *((dy, dx) for dy in (1, 2) for dx in range(-2, 3))])
+    dy, dx = (backend.asarray(a[:, None]) for a in steps.T)
+    row, column = index // w + dy, index % w + dx
+    inside = (row < h) & (column >= 0) & (column < w)
+    a, b = flat[index], flat[xp.where(inside, row * w + column, index)]
+    a = xp.broadcast_to(a, b.shape)
+    differ = (b > 0) & (b != a)
+    # the few pixels of contact come to the host
+    a, b = (to_host(v[differ]).astype(np.int64) for v in (a, b))
+    met = np.unique(np.minimum(a, b) << 32 | np.maximum(a, b))
+    return np.isin(np.minimum(one, other).astype(np.int64) << 32 | np.maximum(one, other), met)
 
 
 def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
@@ -298,13 +325,17 @@ def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
             "y_pos": o.y_pos * u.pix,
             "x_neg": o.x_neg * u.pix,
             "y_neg": o.y_neg * u.pix,
-        }
+        },
+        copy=False,
     )
 
 
 def sky_positions(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ra, dec (degrees, ICRS) of 0-based pixel positions."""
     assert image.wcs is not None
+    if isinstance(wcs_to_celestial_frame(image.wcs), ICRS):  # a coordinate object takes a millisecond to make
+        world = image.wcs.pixel_to_world_values(x, y)
+        return np.asarray(world[image.wcs.wcs.lng], float) % 360.0, np.asarray(world[image.wcs.wcs.lat], float)
     sky = image.wcs.pixel_to_world(x, y)
     icrs = sky.icrs if hasattr(sky, "icrs") else sky.transform_to("icrs")
     return np.asarray(icrs.ra.deg, float), np.asarray(icrs.dec.deg, float)

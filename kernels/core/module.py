@@ -12,7 +12,7 @@ from skydelta.kernels.backend import cupy
 from skydelta.kernels.core.source import Source, load
 
 Launch = Callable[..., None]
-"""``launch(grid, block, args, shared_mem=0)`` on the current device and stream."""
+"""``launch(grid, block, args, shared_mem=0)`` on the current device and stream; up to `shared_memory` bytes."""
 
 
 def options(fused_multiply_add: bool = True) -> tuple[str, ...]:
@@ -63,4 +63,16 @@ def from_source(source: Source, name: str, fused_multiply_add: bool = True) -> L
 @functools.cache
 def _compiled(source: Source, name: str, flags: tuple[str, ...], device: int) -> Any:
     module = cupy().RawModule(code=source.text, options=flags, name_expressions=(name,))
-    return module.get_function(name)
+    function = module.get_function(name)
+    function.max_dynamic_shared_size_bytes = _shared_memory(device) - function.shared_size_bytes
+    return function
+
+
+def shared_memory() -> int:
+    """Bytes of shared memory that a thread block may have on the current device."""
+    return _shared_memory(cupy().cuda.runtime.getDevice())
+
+
+@functools.cache
+def _shared_memory(device: int) -> int:
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])

@@ -80,7 +80,19 @@ class KernelSpec:
     tolerance: Tolerance
 
 
-FRONTS = ("background", "convolve", "detect", "fit", "normal_equations", "psf", "resample", "stars", "subtract")
+FRONTS = (
+    "background",
+    "convolve",
+    "cutouts",
+    "detect",
+    "fit",
+    "normal_equations",
+    "psf",
+    "resample",
+    "stars",
+    "subtract",
+    "usable",
+)
 """Modules of ``skydelta.kernels`` that register kernels."""
 
 _registry: dict[str, KernelSpec] = {}

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Box:
@@ -81,6 +83,12 @@ class TileGrid:
         """Core boundaries along an axis: counts[axis] + 1 integers from 0 to shape[axis]."""
         n, length = self.counts[axis], self.shape[axis]
         return [length * i // n for i in range(n + 1)]
+
+    def centres(self) -> tuple[np.ndarray, np.ndarray]:
+        """x and y of the middle of every core, pixel centres at integers: float64 (n,), in the order of the tiles."""
+        y, x = (np.array(self.edges(axis), float) for axis in (0, 1))
+        middle_y, middle_x = ((a[:-1] + a[1:] - 1) / 2 for a in (y, x))
+        return np.tile(middle_x, len(middle_y)), np.repeat(middle_y, len(middle_x))
 
     def __len__(self) -> int:
         return self.counts[0] * self.counts[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""CPU twin of the cell statistics: each cell is sorted once, then clipped by moving two ends."""
+"""CPU twins of the sky kernels: each cell is sorted once, then clipped by moving two ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from skydelta.kernels.background import CLIP, ROUNDS, SHARE, SIGMA
+from skydelta.kernels.background import BLOCK, CLIP, ROUNDS, SHARE, SIGMA
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.kernels.cpu.jit import inline, parallel, prange
 
@@ -81,3 +81,51 @@ def _clip(cells, least, median, sigma, count):
             if high - low == before:
                 break
         median[j], sigma[j], count[j] = middle, SIGMA * deviation, high - low
+
+
+@parallel
+def _block_scores(image, good, sigma, score):
+    rows, columns = score.shape
+    ny, nx = sigma.shape
+    for row in prange(rows):
+        i = (2 * row + 1) * ny // (2 * rows)
+        for column in range(columns):
+            total, number = np.float32(0), 0
+            for y in range(row * BLOCK, (row + 1) * BLOCK):
+                for x in range(column * BLOCK, (column + 1) * BLOCK):
+                    if good[y, x]:
+                        total += image[y, x]
+                        number += 1
+            value = np.float32(np.nan)
+            if number > 0:
+                j = (2 * column + 1) * nx // (2 * columns)
+                value = total / np.sqrt(np.float32(number)) / sigma[i, j]
+            score[row, column] = value
+
+
+def block_scores(image: np.ndarray, good: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    score = np.empty((image.shape[0] // BLOCK, image.shape[1] // BLOCK), np.float32)
+    _block_scores(image, good, sigma, score)
+    return score
+
+
+@parallel
+def _blank_sky(good, score, limit, blank):
+    height, width = good.shape
+    rows, columns = score.shape
+    for row in prange(-(-height // BLOCK)):
+        for column in range(-(-width // BLOCK)):
+            source = False
+            if row < rows and column < columns:
+                for j in range(max(row - 1, 0), min(row + 2, rows)):
+                    for i in range(max(column - 1, 0), min(column + 2, columns)):
+                        source |= abs(score[j, i]) > limit
+            for y in range(row * BLOCK, min((row + 1) * BLOCK, height)):
+                for x in range(column * BLOCK, min((column + 1) * BLOCK, width)):
+                    blank[y, x] = good[y, x] and not source
+
+
+def blank_sky(good: np.ndarray, score: np.ndarray, limit: float) -> np.ndarray:
+    blank = np.empty(good.shape, bool)
+    _blank_sky(good, score, np.float32(limit), blank)
+    return blank

@@ -9,12 +9,12 @@ from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
 
 
 @parallel
-def _peak_flags(image, threshold, out):
+def _peaks(image, threshold, out):
     height, width = image.shape
     for y in prange(height):
         for x in range(width):
             v = image[y, x]
-            out[y, x] = 0
+            out[y, x] = False
             if not abs(v) > threshold:
                 continue
             sign = np.float32(1) if v > 0 else np.float32(-1)
@@ -26,14 +26,14 @@ def _peak_flags(image, threshold, out):
                     later = j > y or (j == y and i > x)
                     if w > v or (later and w == v):
                         peak = False
-            if peak:
-                out[y, x] = np.int8(sign)
+            out[y, x] = peak
 
 
-def peak_flags(image: np.ndarray, threshold: float) -> np.ndarray:
-    out = np.empty(image.shape, np.int8)
-    _peak_flags(image, np.float32(threshold), out)
-    return out
+def extrema(image: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    peak = np.empty(image.shape, bool)
+    _peaks(image, np.float32(threshold), peak)
+    index = np.flatnonzero(peak)
+    return index, image.ravel()[index]
 
 
 @inline
@@ -78,13 +78,15 @@ def _components(image, threshold, labels):
         if parent[i] == i:
             found += 1
             number[i] = found
+    area = np.zeros(found, np.int32)
     for y in range(height):
         for x in range(width):
             if labels[y, x] > 0:
                 labels[y, x] = number[_root(parent, labels[y, x])]
-    return found
+                area[labels[y, x] - 1] += 1
+    return area
 
 
-def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, int]:
+def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     labels = np.empty(image.shape, np.int32)
-    return labels, int(_components(image, np.float32(threshold), labels))
+    return labels, _components(image, np.float32(threshold), labels)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Plain NumPy reference of the cell statistics."""
+"""Plain NumPy and SciPy references of the sky kernels."""
 
 from __future__ import annotations
 
 import numpy as np
+from scipy import ndimage
 
-from skydelta.kernels.background import CLIP, ROUNDS, SHARE, SIGMA
+from skydelta.kernels.background import BLOCK, CLIP, ROUNDS, SHARE, SIGMA
 from skydelta.kernels.core.tiles import TileGrid
 
 
@@ -31,3 +32,23 @@ def cell_statistics(image: np.ndarray, good: np.ndarray, size: int) -> tuple[np.
 
 def lower_median(values: np.ndarray) -> np.float32:
     return np.sort(values)[(len(values) - 1) // 2]
+
+
+def block_scores(image: np.ndarray, good: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    h, w = (n // BLOCK for n in image.shape)
+    values, number = (
+        np.where(good, a, 0)[: h * BLOCK, : w * BLOCK].reshape(h, BLOCK, w, BLOCK).sum(axis=(1, 3), dtype=np.float64)
+        for a in (image, 1.0)
+    )
+    rows, columns = ((2 * np.arange(n) + 1) * m // (2 * n) for n, m in zip((h, w), sigma.shape, strict=True))
+    noise = np.sqrt(np.where(number > 0, number, np.nan)) * sigma[rows[:, None], columns]
+    return (values / noise).astype(np.float32)
+
+
+def blank_sky(good: np.ndarray, score: np.ndarray, limit: float) -> np.ndarray:
+    high = np.nan_to_num(np.abs(score)) > np.float32(limit)
+    source = np.zeros(good.shape, bool)
+    if high.size:
+        grown = ndimage.binary_dilation(high, np.ones((3, 3))).repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
+        source[: grown.shape[0], : grown.shape[1]] = grown
+    return good & ~source

@@ -7,8 +7,8 @@ import numpy as np
 from scipy import ndimage
 
 
-def peak_flags(image: np.ndarray, threshold: float) -> np.ndarray:
-    out = np.zeros(image.shape, np.int8)
+def extrema(image: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    out = np.zeros(image.shape, bool)
     before = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], bool)
     for sign in (1, -1):
         v = np.where(np.isnan(image), -np.inf, sign * image)
@@ -16,11 +16,12 @@ def peak_flags(image: np.ndarray, threshold: float) -> np.ndarray:
         peak = v > np.float32(threshold)
         peak &= v >= ndimage.maximum_filter(v, footprint=before, **options)
         peak &= v > ndimage.maximum_filter(v, footprint=before[::-1, ::-1], **options)
-        out[peak] = sign
-    return out
+        out |= peak
+    index = np.flatnonzero(out)
+    return index, image.ravel()[index]
 
 
-def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, int]:
+def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     eight = np.ones((3, 3), int)
     first: list[int] = []
     labels = np.zeros(image.shape, np.int32)
@@ -31,4 +32,4 @@ def components(image: np.ndarray, threshold: float) -> tuple[np.ndarray, int]:
         first += [int(np.flatnonzero(part.ravel() == k)[0]) for k in range(1, count + 1)]
     number = np.zeros(len(first) + 1, np.int32)
     number[1 + np.argsort(first, kind="stable")] = np.arange(1, len(first) + 1)
-    return number[labels], len(first)
+    return number[labels], np.bincount(number[labels].ravel(), minlength=len(first) + 1)[1:]

@@ -19,15 +19,27 @@ HD signed char peak_sign(const float* image, int height, int width, int y, int x
     return (signed char)sign;
 }
 
+// A peak in one number that sorts by pixel: the pixel's number above the bits of its value.
+HD unsigned long long packed(int pixel, float value)
+{
+    union {
+        float f;
+        unsigned u;
+    } bits;
+    bits.f = value;
+    return (unsigned long long)(unsigned)pixel << 32 | bits.u;
+}
+
 // Both pixels belong to a component and to the same one.
 HD bool joined(float a, float b, float threshold)
 {
     return (a > threshold && b > threshold) || (a < -threshold && b < -threshold);
 }
 
-// The smallest pixel number of a tree; parents are never larger than their children.
+// The smallest pixel number of a tree; parents are never larger than their children. parent[i] is 1 more than the number
+// of pixel i's parent, so that 0 says that pixel i is in no component.
 HD int find_root(const int* parent, int i)
 {
-    while (parent[i] != i) i = parent[i];
+    while (parent[i] != i + 1) i = parent[i] - 1;
     return i;
 }

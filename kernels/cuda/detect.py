@@ -5,33 +5,59 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.module import kernel
 
-BLOCK = (32, 8)
+THREADS = 256
+SPAN = 16 * THREADS
+"""Pixels of a block in the pass over the plane, as in ``detect.cu``."""
+
+BLOCKS = 1024
+"""Blocks that share a list whose length only the device knows."""
+
+USUAL = 4096
+"""Peaks that come to the host with their number; more take a second transfer."""
 
 
-def _grid(shape: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[1] // BLOCK[0]), -(-shape[0] // BLOCK[1])
-
-
-def peak_flags(image: Array, threshold: float) -> Array:
-    out = backend_of(image).xp.empty(image.shape, np.int8)
-    h, w = image.shape
-    scalars = (np.int32(h), np.int32(w), np.float32(threshold))
-    kernel("detect.cu", "peak_flags")(_grid(image.shape), BLOCK, (image, *scalars, out))
-    return out
-
-
-def components(image: Array, threshold: float) -> tuple[Array, int]:
+def extrema(image: Array, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     xp = backend_of(image).xp
-    n, (h, w) = np.int32(image.size), image.shape
-    parent, root, is_root, labels = (xp.empty(image.shape, np.int32) for _ in range(4))
-    line = ((-(-int(n) // 256),), (256,))
-    t = np.float32(threshold)
-    kernel("detect.cu", "label_start")(*line, (image, n, t, parent))
-    kernel("detect.cu", "label_merge")(_grid(image.shape), BLOCK, (image, np.int32(h), np.int32(w), t, parent))
-    kernel("detect.cu", "label_flatten")(*line, (parent, n, root, is_root))
-    number = xp.cumsum(is_root.ravel(), dtype=np.int32)
-    kernel("detect.cu", "label_number")(*line, (root, number, n, labels))
-    return labels, int(number[-1])
+    image = _aligned(image)
+    h, w = image.shape
+    # 2 x 2 pixels touch each other: one peak of each sign among them, at most
+    found = xp.empty(1 + 2 * (-(-h // 2) * -(-w // 2)), np.uint64)
+    found[:1].fill(0)
+    scalars = (np.int32(h), np.int32(w), np.float32(threshold))
+    kernel("detect.cu", "find_peaks")((-(-image.size // SPAN),), (THREADS,), (image, *scalars, found, found[1:]))
+    first = to_host(found[: 1 + USUAL])
+    n = int(first[0])
+    peaks = np.sort(first[1 : n + 1]) if n < len(first) else to_host(xp.sort(found[1 : n + 1]))
+    value = (peaks & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+    return (peaks >> np.uint64(32)).astype(np.int64), value
+
+
+def components(image: Array, threshold: float) -> tuple[Array, Array]:
+    xp = backend_of(image).xp
+    image = _aligned(image)
+    size, w, t = image.size, np.int32(image.shape[1]), np.float32(threshold)
+    labels = xp.empty(image.shape, np.int32)
+    listed, root, roots = (xp.empty(size, np.int32) for _ in range(3))
+    lengths = xp.zeros(2, np.int32)
+    shared = ((min(BLOCKS, -(-size // THREADS)),), (THREADS,))
+    kernel("detect.cu", "label_start")(
+        (-(-size // SPAN),), (THREADS,), (image, np.int32(size), t, labels, lengths, listed)
+    )
+    kernel("detect.cu", "label_merge")(*shared, (image, w, t, listed, lengths, labels))
+    kernel("detect.cu", "label_roots")(*shared, (labels, listed, lengths, root, lengths[1:], roots))
+    n, count = (int(i) for i in to_host(lengths))
+    area = xp.zeros(count, np.int32)
+    if n:
+        roots = xp.sort(roots[:count])
+        kernel("detect.cu", "label_number")((-(-count // THREADS),), (THREADS,), (roots, np.int32(count), labels))
+        kernel("detect.cu", "label_spread")((-(-n // THREADS),), (THREADS,), (listed, root, np.int32(n), labels, area))
+    return labels, area
+
+
+def _aligned(image: Array) -> Array:
+    """The plane in one piece that begins at a multiple of 16 bytes, as the kernels read 4 pixels at once."""
+    image = backend_of(image).xp.ascontiguousarray(image)
+    return image if image.data.ptr % 16 == 0 else image.copy()

@@ -52,7 +52,7 @@ def score(planes: Inputs) -> tuple[Array, Array, Array, GridPsf]:
     shape = planes.difference.shape
     side = int(np.clip(-(-max(shape) // ACROSS), SMALLEST, TILE))
     grid = TileGrid(shape, side)
-    x, y = np.array([t.core.centre for t in grid]).T
+    x, y = grid.centres()
     kernels, psfs = planes.kernel.render(x, y), planes.psf.render(x, y)
     reach = int(np.ceil(FILTER * fwhm(psfs[len(psfs) // 2])))
     reach = min(reach, psfs.shape[-1] // 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import support_host_cuda
-from cases import components, convolve_tiles, fit_lobes, peak_flags, spline_coefficients, stamp_basis, subtract_lobes
+from cases import components, convolve_tiles, extrema, fit_lobes, spline_coefficients, stamp_basis, subtract_lobes
 
 from skydelta.kernels.core.fused import chains
 from skydelta.kernels.core.spec import registry, resolve_target
@@ -80,7 +80,7 @@ def test_stamp_basis(tmp_path, rng):
 
 @pytest.mark.parametrize("shape", [(37, 53), (1, 40), (5, 1)])
 def test_peaks(tmp_path, rng, shape):
-    case = peak_flags.make(rng, shape)
+    case = extrema.make(rng, shape)
     body = f"""
     for (int y = 0; y < {shape[0]}; ++y)
       for (int x = 0; x < {shape[1]}; ++x)
@@ -88,7 +88,10 @@ def test_peaks(tmp_path, rng, shape):
     """
     outputs = {"out": (np.int32, shape)}
     got = support_host_cuda.run(tmp_path, "detect.cuh", body, {"image": case["image"]}, outputs)
-    np.testing.assert_array_equal(got["out"], reference("peak_flags", case))
+    found = np.flatnonzero(got["out"])
+    index, value = reference("extrema", case)
+    np.testing.assert_array_equal(found, index)
+    np.testing.assert_array_equal(got["out"].ravel()[found], np.sign(value))
 
 
 def test_components(tmp_path, rng):
@@ -96,7 +99,7 @@ def test_components(tmp_path, rng):
     case = components.make(rng, shape)
     body = f"""
     const float t = {case["threshold"]}f;
-    for (int i = 0; i < {h * w}; ++i) root[i] = i;
+    for (int i = 0; i < {h * w}; ++i) root[i] = i + 1;
     for (int y = 0; y < {h}; ++y)
       for (int x = 0; x < {w}; ++x)
         for (int j = y - 1; j <= y; ++j)
@@ -104,17 +107,17 @@ def test_components(tmp_path, rng):
             const int here = y * {w} + x, there = j * {w} + i;
             if (j < 0 || i < 0 || i >= {w} || there >= here || !joined(image[here], image[there], t)) continue;
             const int a = find_root(root, here), b = find_root(root, there);
-            root[maximum(a, b)] = minimum(a, b);
+            root[maximum(a, b)] = minimum(a, b) + 1;
           }}
-    for (int i = 0; i < {h * w}; ++i) root[i] = find_root(root, i);
+    for (int i = 0; i < {h * w}; ++i) root[i] = find_root(root, i) + 1;
     """
     outputs = {"root": (np.int32, shape)}
     root = support_host_cuda.run(tmp_path, "detect.cuh", body, {"image": case["image"]}, outputs)["root"]
-    labels, count = reference("components", case)
+    labels, area = reference("components", case)
     inside = labels > 0
     # The root of a component is its first pixel in raster order, and components are numbered by it.
     found, number = np.unique(root[inside], return_inverse=True)
-    assert len(found) == count
+    assert len(found) == len(area)
     np.testing.assert_array_equal(number + 1, labels[inside])
 
 

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.cutouts import Windows, cutouts
 
 
 @pytest.mark.parametrize(("dtype", "outside"), [(np.float32, np.nan), (np.int32, -1), (bool, False), (np.float32, 0)])
@@ -21,3 +22,9 @@ def test_windows_equal_slices_of_the_padded_plane(rng, dtype, outside):
 
 def test_no_position_gives_no_window():
     assert cutouts(np.zeros((5, 6), np.float32), np.zeros(0), np.zeros(0), 2).shape == (0, 5, 5)
+
+
+def test_windows_of_another_shape_are_refused():
+    windows = Windows((5, 6), np.array([2]), np.array([2]), 1, CPU)
+    with pytest.raises(ValueError, match="of a plane of"):
+        windows.cut(np.zeros((6, 5), np.float32))

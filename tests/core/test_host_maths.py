@@ -4,6 +4,9 @@
 import numpy as np
 import pytest
 import support_host_cuda
+from cases import cutouts, usable_pixels
+
+from skydelta.kernels.cpu import reference_cutouts, reference_usable
 
 VALUES = np.array([0.0, -0.0, 1.5, -3.25, np.nan, np.inf, -np.inf, 1e-45, 3e38], np.float32)
 
@@ -53,3 +56,26 @@ def test_helpers(tmp_path):
 def test_sanitizers_stop_bad_code(tmp_path, body, message):
     with pytest.raises(AssertionError, match=message):
         support_host_cuda.run(tmp_path, "common.cuh", body, {"v": VALUES}, {"out": (np.float32, 1)})
+
+
+def test_usable_pixels(tmp_path, rng):
+    case = usable_pixels.make(rng, (64, 64))
+    body = (
+        f"for (long long i = 0; i < n_image; ++i) out[i] = usable(image[i], variance[i], mask[i], {case['invalid']});"
+    )
+    planes = {n: case[n] for n in ("image", "variance", "mask")}
+    got = support_host_cuda.run(tmp_path, "usable.cuh", body, planes, {"out": (np.int32, (64, 64))})
+    np.testing.assert_array_equal(got["out"] != 0, reference_usable.usable_pixels(**case))
+
+
+def test_windows(tmp_path, rng):
+    case = cutouts.make(rng, (37, 53))
+    side = 2 * case["half"] + 1
+    body = f"""
+    for (int k = 0; k < 70; ++k)
+      for (int i = 0; i < {side**2}; ++i)
+        out[k * {side**2} + i] = window_pixel(plane, 37, 53, middle[k], middle[70 + k], {case["half"]}, i, -1);
+    """
+    inputs, outputs = {n: case[n] for n in ("plane", "middle")}, {"out": (np.int32, (70, side, side))}
+    got = support_host_cuda.run(tmp_path, "cutouts.cuh", body, inputs, outputs)
+    np.testing.assert_array_equal(got["out"], reference_cutouts.cutouts(**case))

@@ -2,6 +2,7 @@
 """CUDA sources: includes once each, compiler errors at the real line, and the options a function is compiled with."""
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,27 +90,39 @@ class Recorder:
         return self
 
     def get_function(self, name):
-        return f"{name} on {self.device}"
+        return SimpleNamespace(name=f"{name} on {self.device}", shared_size_bytes=24)
+
+    def Device(self, device):
+        return SimpleNamespace(attributes={"MaxSharedMemoryPerBlockOptin": 1000 + device})
 
 
 @pytest.fixture
 def recorder(monkeypatch):
     fake = Recorder()
     monkeypatch.setattr(module, "cupy", lambda: fake)
-    module._compiled.cache_clear()
+    caches = module._compiled, module._shared_memory
+    for cache in caches:
+        cache.cache_clear()
     yield fake
-    module._compiled.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def test_a_function_is_compiled_once_for_each_device(recorder, monkeypatch):
     monkeypatch.delenv("SKYDELTA_FMAD", raising=False)
     for _ in range(2):
-        assert module.kernel("tree.cu", "grow", ("3",)) == "grow<3> on 0"
+        assert module.kernel("tree.cu", "grow", ("3",)).name == "grow<3> on 0"
     recorder.device = 1
-    assert module.kernel("tree.cu", "grow", ("3",)) == "grow<3> on 1"
-    assert module.kernel("tree.cu", "cut") == "cut on 1"
+    assert module.kernel("tree.cu", "grow", ("3",)).name == "grow<3> on 1"
+    assert module.kernel("tree.cu", "cut").name == "cut on 1"
     plain = ("-std=c++17",)
     assert recorder.compiled == [(("grow<3>",), plain, 0), (("grow<3>",), plain, 1), (("cut",), plain, 1)]
+
+
+def test_a_function_may_use_all_shared_memory(recorder):
+    recorder.device = 2
+    assert module.shared_memory() == 1002
+    assert module.kernel("tree.cu", "cut").max_dynamic_shared_size_bytes == 1002 - 24
 
 
 @pytest.mark.parametrize(("value", "allowed", "expected"), [("1", True, True), ("0", True, False), ("1", False, False)])

@@ -26,6 +26,7 @@ def test_tiles_cover_once_and_halos_match(height, width, size, halo):
         assert tile.core.y0 - tile.halo.y0 == min(tile.core.y0, halo)
         assert tile.halo.x1 - tile.core.x1 == min(width - tile.core.x1, halo)
     assert (count == 1).all()
+    np.testing.assert_array_equal(np.transpose(grid.centres()), [tile.core.centre for tile in tiles])
 
 
 def test_box_centre_is_in_pixel_centres():

@@ -84,8 +84,8 @@ def test_peaks_at_borders_and_beside_nan():
 def test_components_of_opposite_sign_stay_apart():
     image = np.zeros((5, 8), np.float32)
     image[2, 1:4], image[2, 4:7], image[0, 0] = 9, -9, 9
-    labels, count = components(image, 5.0)
-    assert count == 3
+    labels, area = components(image, 5.0)
+    assert list(area) == [1, 3, 3]
     assert list(labels[2]) == [0, 2, 2, 2, 3, 3, 3, 0]
     assert labels[0, 0] == 1
 

@@ -6,39 +6,92 @@ from importlib import import_module
 import numpy as np
 import pytest
 import support_host_cuda
-from cases import light_peaks, neighbours, smooth_masked
+from cases import blank_sky, block_scores, light_peaks, neighbours, smooth_masked
 
+from skydelta.kernels.background import CLIP, ROUNDS, SIGMA
 from skydelta.kernels.core.tiles import TileGrid
-from skydelta.kernels.cpu import reference_stars
+from skydelta.kernels.cpu import reference_background, reference_stars
 from skydelta.kernels.stars import STILL
 
-SELECT = """
+HEADER = "background.cuh"
+
+
+def wild(rng):
+    """Values of very different sizes, equal ones among them."""
+    parts = [rng.normal(0, 1, 200), rng.normal(3e4, 5, 50), rng.normal(-1e-30, 1e-31, 50), [0, 0, -0.0, 1e38, -3e38]]
+    return rng.permutation(np.concatenate(parts)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("centre", "scale"), [(0, 3), (3e4, 12), (0, 0), (-2e38, 3e38), (1e-30, 1e-31)])
+@pytest.mark.parametrize("buckets", [128, 4096])
+def test_buckets_follow_the_order_of_the_values(tmp_path, rng, centre, scale, buckets):
+    values = np.sort(
+        np.concatenate([wild(rng), np.clip(centre + np.linspace(-2, 2, 300) * scale, -3e38, 3e38)])
+    ).astype(np.float32)
+    body = f"""
+    const background::Buckets bucket((float){centre}, (float){scale}, {buckets});
+    for (long long i = 0; i < n_values; ++i) of[i] = bucket.of(values[i]);
+    """
+    found = support_host_cuda.run(tmp_path, HEADER, body, {"values": values}, {"of": (np.int32, values.shape)})["of"]
+    assert (np.diff(found) >= 0).all()
+    assert found.min() >= 0 and found.max() < buckets
+    if scale == 3:
+        assert len(np.unique(found)) > min(buckets // 8, 300)
+
+
+SORT = """
+  struct Nothing { void operator()() const {} };
   using namespace background;
-  for (long long k = 0; k < n_ranks; ++k) {
-    unsigned prefix = 0;
-    int rank = ranks[k];
-    for (int pass = 0; pass < DIGITS; ++pass) {
-      int bins[BINS] = {};
-      for (long long i = 0; i < n_values; ++i)
-        if (agrees(key_of(values[i]), prefix, pass)) ++bins[digit(key_of(values[i]), pass)];
-      int b = 0;
-      while (rank >= bins[b]) rank -= bins[b++];
-      prefix = prefix << 8 | (unsigned)b;
-    }
-    found[k] = value_of(prefix);
+  std::vector<unsigned> keys(n_values);
+  for (long long i = 0; i < n_values; ++i) keys[i] = key_of(values[i]);
+  insertion_sort(keys.data(), (int)n_values);
+  for (long long i = 0; i < n_values; ++i) one[i] = value_of(keys[i]);
+  for (long long i = 0; i < n_values; ++i) keys[i] = key_of(values[i]);
+  network_sort(keys.data(), (int)n_values, 0, 1, Nothing());
+  for (long long i = 0; i < n_values; ++i) two[i] = value_of(keys[i]);
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 31, 64, 305])
+def test_sorts(tmp_path, rng, count):
+    values = wild(rng)[:count]
+    outputs = {"one": (np.float32, count), "two": (np.float32, count)}
+    made = support_host_cuda.run(tmp_path, HEADER, SORT, {"values": values}, outputs)
+    np.testing.assert_array_equal(made["one"], np.sort(values))
+    np.testing.assert_array_equal(made["two"], np.sort(values))
+
+
+CLIPPED = """
+  std::vector<unsigned> keys(n_values);
+  for (long long r = 0, at = 0; r < n_sizes; at += sizes[r++]) {
+    for (int i = 0; i < sizes[r]; ++i) keys[i] = background::key_of(values[at + i]);
+    const background::Statistics s = background::clipped(keys.data(), sizes[r], ROUNDS, CLIPf);
+    median[r] = s.median;
+    deviation[r] = s.deviation;
+    count[r] = s.count;
   }
 """
 
 
-def test_radix_selection_gives_order_statistics(rng, tmp_path):
-    values = np.concatenate(
-        [rng.normal(0, 1, 200), rng.normal(3e4, 5, 50), rng.normal(-1e-30, 1e-31, 50), [0, 0, 1e38]]
-    )
-    values = rng.permutation(values).astype(np.float32)
-    ranks = np.arange(len(values), dtype=np.int32)
-    inputs = {"values": values, "ranks": ranks}
-    made = support_host_cuda.run(tmp_path, "background.cuh", SELECT, inputs, {"found": ("float32", ranks.shape)})
-    np.testing.assert_array_equal(made["found"], np.sort(values))
+def test_clipping(tmp_path, rng):
+    cells = [rng.normal(100, 3, n) for n in (1, 2, 3, 8, 501, 502, 1000)]
+    cells += [np.round(rng.normal(0, 2, 300)), np.full(16, 7.5), rng.exponential(5, 400), np.r_[np.zeros(9), 1:9]]
+    cells += [np.r_[rng.normal(0, 1, 300), rng.uniform(0, 1e4, 200)], [-3e38, 0, 1, 3e38]]
+    cells = [np.sort(np.asarray(c)).astype(np.float32) for c in cells]
+    sizes = np.array([len(c) for c in cells], np.int32)
+    body = CLIPPED.replace("ROUNDS", str(ROUNDS)).replace("CLIPf", f"{float(CLIP)!r}f")
+    outputs = {
+        "median": (np.float32, len(cells)),
+        "deviation": (np.float32, len(cells)),
+        "count": (np.int32, len(cells)),
+    }
+    made = support_host_cuda.run(tmp_path, HEADER, body, {"values": np.concatenate(cells), "sizes": sizes}, outputs)
+    for i, cell in enumerate(cells):
+        size = max(16, len(cell))  # of a cell of one row
+        with np.errstate(over="ignore"):
+            want = reference_background.cell_statistics(cell[None], np.ones((1, len(cell)), bool), size)
+        got = made["median"][i], SIGMA * made["deviation"][i], made["count"][i]
+        assert got == tuple(a[0, 0] for a in want)
 
 
 @pytest.mark.parametrize(("length", "size"), [(2048, 128), (511, 51), (1023, 100), (7, 16), (65000, 128)])
@@ -46,7 +99,7 @@ def test_cells_are_those_of_the_tile_grid(tmp_path, length, size):
     grid = TileGrid((length, 1), size)
     count = grid.counts[0]
     body = f"for (int i = 0; i <= {count}; ++i) edges[i] = background::edge(i, {length}, {count});"
-    made = support_host_cuda.run(tmp_path, "background.cuh", body, {}, {"edges": ("int32", (count + 1,))})
+    made = support_host_cuda.run(tmp_path, HEADER, body, {}, {"edges": ("int32", (count + 1,))})
     assert made["edges"].tolist() == grid.edges(0)
 
 
@@ -155,3 +208,23 @@ def test_neighbours_of_peaks(tmp_path, rng, shape):
     inputs = {k: case[k] for k in ("pixel", "height", "star")}
     got = support_host_cuda.run(tmp_path, "stars.cuh", body, inputs, {"counts": (np.int32, case["star"].shape)})
     np.testing.assert_array_equal(got["counts"], reference_stars.neighbours(**case))
+
+
+@pytest.mark.parametrize("shape", [(37, 53), (5, 40)])
+def test_blocks(tmp_path, rng, shape):
+    case, other = block_scores.make(rng, shape), blank_sky.make(rng, shape)
+    (h, w), (ny, nx) = (n // 4 for n in shape), case["sigma"].shape
+    body = f"""
+    for (int y = 0; y < {h}; ++y)
+      for (int x = 0; x < {w}; ++x) {{
+        out[y * {w} + x] = background::block_score(image, good, {shape[1]}, y, x, {h}, {w}, sigma, {ny}, {nx});
+        found[y * {w} + x] = background::stands_out(score, {h}, {w}, y, x, {other["limit"]}f);
+      }}
+    """
+    inputs = {**case, "good": case["good"].astype(np.uint8), "score": other["score"]}
+    outputs = {"out": (np.float32, (h, w)), "found": (np.int32, (h, w))}
+    made = support_host_cuda.run(tmp_path, HEADER, body, inputs, outputs)
+    np.testing.assert_allclose(made["out"], reference_background.block_scores(**case), rtol=1e-5, atol=1e-5)
+    every = np.ones(shape, bool)
+    blank = reference_background.blank_sky(every, other["score"], other["limit"])
+    np.testing.assert_array_equal(made["found"] == 0, blank[: 4 * h : 4, : 4 * w : 4])

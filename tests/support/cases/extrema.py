@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Inputs of the kernel ``peak_flags``: noise, plateaus of equal values, NaN, both signs, extremes at the border."""
+"""Inputs of the kernel ``extrema``: noise, plateaus of equal values, NaN, both signs, extremes at the border."""
 
 import numpy as np
 
