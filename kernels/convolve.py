@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolution with kernels that vary over the field."""
+"""Convolution with kernels that vary over the field, and what bad pixels do to it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,61 @@ import numpy as np
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
+TAILS = (("1",), ("3",), ("5",), ("7",))
+"""Odd kernel widths modulo the eight outputs of a thread."""
+
+FIELD_ROWS = {0: 16, 1: 16, 2: 16, 3: 16, 4: 8}
+"""Outputs of a thread of `convolve_field` by order: as many as the registers hold."""
+
 TILES = register(
     KernelSpec(
         name="convolve_tiles",
         twin="skydelta.kernels.cpu.convolve:convolve_tiles",
         launch="skydelta.kernels.cuda.convolve:convolve_tiles",
         reference="skydelta.kernels.cpu.reference_convolve:convolve_tiles",
-        entries=(CudaEntry("convolve.cu", "convolve_tiles"),),
+        entries=(CudaEntry("convolve.cu", "convolve_tiles", TAILS),),
         halo="half the kernel's sides",
         bytes_per_pixel=8.0,
-        tolerance=Tolerance(2e-5, 1e-5, "float32 sums of up to 51 x 51 products in different order"),
+        tolerance=Tolerance(2e-5, 1e-5, "float32 sums of up to 63 x 63 products in different order"),
+    )
+)
+
+REACH = register(
+    KernelSpec(
+        name="bad_reach",
+        twin="skydelta.kernels.cpu.convolve:bad_reach",
+        launch="skydelta.kernels.cuda.convolve:bad_reach",
+        reference="skydelta.kernels.cpu.reference_convolve:bad_reach",
+        entries=(CudaEntry("convolve.cu", "bad_reach", TAILS),),
+        halo="half the kernel's sides",
+        bytes_per_pixel=9.0,
+        tolerance=Tolerance(2e-5, 1e-5, "float32 sums of up to 63 x 63 products in different order"),
+    )
+)
+
+FIELD = register(
+    KernelSpec(
+        name="convolve_field",
+        twin="skydelta.kernels.cpu.convolve:convolve_field",
+        launch="skydelta.kernels.cuda.convolve:convolve_field",
+        reference="skydelta.kernels.cpu.reference_convolve:convolve_field",
+        entries=(CudaEntry("convolve.cu", "convolve_field", tuple((str(o), str(r)) for o, r in FIELD_ROWS.items())),),
+        halo="half the kernel's sides",
+        bytes_per_pixel=8.0,
+        tolerance=Tolerance(2e-5, 2e-5, "float32 sums against float32 transforms"),
+    )
+)
+
+FILL = register(
+    KernelSpec(
+        name="fill_masked",
+        twin="skydelta.kernels.cpu.convolve:fill_masked",
+        launch="skydelta.kernels.cuda.convolve:fill_masked",
+        reference="skydelta.kernels.cpu.reference_convolve:fill_masked",
+        entries=(CudaEntry("convolve.cu", "fill_masked"),),
+        halo="4 sigma",
+        bytes_per_pixel=17.0,
+        tolerance=Tolerance(2e-5, 1e-5, "float32 sums; SciPy adds in double precision"),
     )
 )
 
@@ -44,55 +89,72 @@ def convolve_tiles(plane: Array, kernels: Array, tile: int) -> Array:
     return implementation(TILES, backend_of(plane))(plane, kernels, tile)
 
 
-def convolve_field(plane: Array, images: np.ndarray, factors: list[tuple[np.ndarray, np.ndarray]]) -> Array:
-    """sum_p phi_p(x) (K_p (x) plane)(x), phi_p(x, y) = f_p(y) g_p(x): exact, no tiles (Alard 2000).
+def bad_reach(doubt: Array, good: Array, kernels: Array, tile: int) -> tuple[Array, Array]:
+    """What bad pixels do to a convolution with one kernel for each square tile.
+
+    Parameters
+    ----------
+    doubt : float32 (H, W)
+        How wrong the filling of a bad pixel may be; of good pixels it is not read.
+    good : bool (H, W)
+    kernels, tile
+        As in `convolve_tiles`.
+
+    Returns
+    -------
+    leak : float32 (H, W)
+        sum |k| doubt over the bad pixels: how wrong the convolved pixel may be.
+    lost : float32 (H, W)
+        Share of sum |k| on bad pixels and outside the image; exactly zero out of reach of any.
+    """
+    return implementation(REACH, backend_of(doubt))(doubt, good, kernels, tile)
+
+
+def convolve_field(plane: Array, images: np.ndarray, u: np.ndarray, v: np.ndarray, order: int) -> Array:
+    """sum_p phi_p(x) (K_p (x) plane)(x), phi_p = T_i(u) T_j(v): exact, no tiles (Alard 2000).
 
     Parameters
     ----------
     plane : float32 (H, W)
         Finite; zero outside the image.
     images : float64 (n_p, kh, kw)
-        Kernel image of each spatial term, odd sides.
-    factors : list of (float64 (H,), float64 (W,))
-        f_p and g_p.
+        Kernel image of each spatial term, order as `polynomial_exponents`; odd sides.
+    u : float64 (W,)
+        Field coordinate of the columns, in [-1, 1].
+    v : float64 (H,)
+        Field coordinate of the rows.
+    order : int
+        Total degree of the polynomial, up to 4.
 
     Returns
     -------
     float32 (H, W)
     """
-    backend = backend_of(plane)
-    xp, fft = backend.xp, backend.fft
-    (h, w), (kh, kw) = plane.shape, images.shape[1:]
-    size = tuple(fft.next_fast_len(n + k - 1, True) for n, k in ((h, kh), (w, kw)))
-    spectrum = fft.rfft2(plane, size)
-    out = xp.zeros(plane.shape, np.float32)
-    for image, (f, g) in zip(images, factors, strict=True):
-        kernel = fft.rfft2(backend.asarray(image, np.float32), size)
-        kernel *= spectrum
-        term = fft.irfft2(kernel, size)[kh // 2 : kh // 2 + h, kw // 2 : kw // 2 + w]
-        out += (term * backend.asarray(g, np.float32)) * backend.asarray(f, np.float32)[:, None]
-    return out
+    return implementation(FIELD, backend_of(plane))(plane, images, u, v, order)
 
 
-def fill_masked(plane: Array, good: Array, sigma: float = 3.0) -> Array:
+def fill_masked(image: Array, variance: Array, good: Array, sigma: float = 3.0) -> tuple[Array, Array]:
     """Replace bad pixels by the Gaussian-weighted mean of good ones near them, fading to zero far from any.
 
     Keeps the wings of a masked star continuous over the pixels a kernel can reach from outside the mask.
 
     Parameters
     ----------
-    plane : float32 (H, W)
-        Sky-subtracted; bad pixels may hold anything.
+    image, variance : float32 (H, W)
+        Sky-subtracted image and its variance; bad pixels may hold anything.
     good : bool (H, W)
     sigma : float
-        Width of the Gaussian, px.
+        Width of the Gaussian, px; cut at four of them.
+
+    Returns
+    -------
+    image, variance : float32 (H, W)
     """
-    backend = backend_of(plane)
-    xp, nd = backend.xp, backend.ndimage
-    zeroed = xp.where(good, plane, np.float32(0))
-    if bool(good.all()):
-        return zeroed
-    options = {"sigma": sigma, "mode": "nearest", "truncate": 4.0}
-    weight = nd.gaussian_filter(good.astype(np.float32), **options)
-    mean = nd.gaussian_filter(zeroed, **options) / xp.maximum(weight, np.float32(1e-3))
-    return xp.where(good, plane, mean.astype(np.float32))
+    return implementation(FILL, backend_of(image))(image, variance, good, sigma)
+
+
+def gaussian_taps(sigma: float) -> np.ndarray:
+    """Unit-sum Gaussian out to four sigma: float32 (2 r + 1,)."""
+    radius = int(4 * sigma + 0.5)
+    taps = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    return (taps / taps.sum()).astype(np.float32)

@@ -15,7 +15,7 @@ SUBTRACT = FusedKernel(
         Step("add_variance", ("fixed_variance", "spread"), ("sum",), twins.add_variance, "add_variance", _FILE),
         Step(
             "judge",
-            ("good", "kept", "least", "leak", "sum", "limit"),
+            ("good", "lost", "most", "leak", "sum", "limit"),
             ("reached", "usable"),
             twins.judge,
             "judge",
@@ -27,15 +27,15 @@ SUBTRACT = FusedKernel(
         **dict.fromkeys(
             ("fixed", "convolved", "factor", "raw", "fixed_variance", "spread", "factor2", "sum"), "float32"
         ),
-        **dict.fromkeys(("kept", "least", "leak", "limit", "difference", "variance"), "float32"),
+        **dict.fromkeys(("lost", "most", "leak", "limit", "difference", "variance"), "float32"),
         **dict.fromkeys(("good", "reached", "usable"), "int32"),
     },
     outputs=("difference", "variance", "reached", "usable"),
-    scalars=("factor", "factor2", "least", "limit"),
+    scalars=("factor", "factor2", "most", "limit"),
 )
 """D = (F - C) factor and its variance (V_F + V_C) factor^2, NaN where not ``usable``.
 
-Planes: fixed, convolved, fixed_variance, spread, kept (share of the kernel's weight on good pixels), leak (what bad
-pixels may add to C), all float32; good (int32). Scalars: factor, factor2 (its square), least (smallest share kept),
+Planes: fixed, convolved, fixed_variance, spread, lost (share of the kernel's weight on bad pixels), leak (what bad
+pixels may add to C), all float32; good (int32). Scalars: factor, factor2 (its square), most (largest share lost),
 limit (largest leak^2 over the variance). ``reached``: the kernel touches bad pixels too hard, good or not.
 """

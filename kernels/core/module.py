@@ -30,7 +30,7 @@ def expression(name: str, template_args: tuple[str, ...] = ()) -> str:
     return f"{name}<{','.join(template_args)}>" if template_args else name
 
 
-def kernel(file: str, name: str, template_args: tuple[str, ...] = ()) -> Launch:
+def kernel(file: str, name: str, template_args: tuple[str, ...] = (), shared_mem: int = 0) -> Launch:
     """A function of ``kernels/cuda``, ready to launch on the current device.
 
     Parameters
@@ -41,6 +41,8 @@ def kernel(file: str, name: str, template_args: tuple[str, ...] = ()) -> Launch:
         The ``__global__`` function or template.
     template_args : tuple of str
         As written in C++.
+    shared_mem : int
+        Bytes of dynamic shared memory that the launch will ask for; above 48 KiB the function must be told.
 
     Returns
     -------
@@ -52,7 +54,10 @@ def kernel(file: str, name: str, template_args: tuple[str, ...] = ()) -> Launch:
     DeviceError
         cupy is not installed.
     """
-    return from_source(load(file), expression(name, template_args))
+    launch = from_source(load(file), expression(name, template_args))
+    if shared_mem > 48 * 1024:
+        launch.max_dynamic_shared_size_bytes = shared_mem  # type: ignore[attr-defined]
+    return launch
 
 
 def from_source(source: Source, name: str, fused_multiply_add: bool = True) -> Launch:

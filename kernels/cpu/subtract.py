@@ -19,8 +19,8 @@ def add_variance(fixed, spread):
 
 
 @inline
-def judge(good, kept, least, leak, variance, limit):
-    reached = not kept >= least or leak * leak > limit * variance
+def judge(good, lost, most, leak, variance, limit):
+    reached = not lost <= most or leak * leak > limit * variance
     return (1 if reached else 0), (1 if good != 0 and not reached else 0)
 
 

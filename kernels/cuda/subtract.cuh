@@ -12,9 +12,9 @@ HD void add_variance(float fixed, float spread, float& sum) { sum = fixed + spre
 
 // The kernel reaches bad pixels: too much of its weight lies on them, or what may be wrong with their filling (`leak`)
 // shows against the noise.
-HD void judge(int good, float kept, float least, float leak, float variance, float limit, int& reached, int& usable)
+HD void judge(int good, float lost, float most, float leak, float variance, float limit, int& reached, int& usable)
 {
-    reached = !(kept >= least) || leak * leak > limit * variance;
+    reached = !(lost <= most) || leak * leak > limit * variance;
     usable = good != 0 && !reached;
 }
 

@@ -15,7 +15,7 @@ from skydelta.io.field import polynomial_exponents
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
 from skydelta.kernels.backend import Array, Backend
-from skydelta.kernels.convolve import convolve_field, convolve_tiles, fill_masked
+from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, fill_masked
 from skydelta.kernels.polynomial import chebyshev
 from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -100,19 +100,13 @@ class Difference(Stage[DifferenceConfig]):
         rho_moved, rho_fixed = (rho_reference, rho_science) if forward else (rho_science, rho_reference)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over
-        filled = fill_masked(moved.image, good_moved)
-        convolved = convolve_field(filled, kernel.images, _factors(kernel, moved.shape))
-        convolved += _background(backend, kernel, moved.shape)
+        filled, filled_variance = fill_masked(moved.image, moved.variance, good_moved)
+        u_, v = kernel.domain.uv(np.arange(moved.shape[1]), np.arange(moved.shape[0]))
+        convolved = convolve_field(filled, kernel.images, u_, v, kernel.order)
+        convolved += _background(backend, kernel, u_, v)
         local = _tile_kernels(backend, kernel, moved.shape)
-        spread = convolve_tiles(
-            fill_masked(moved.variance, good_moved),
-            correlated_square(local, rho_moved),
-            VARIANCE_TILE,
-        )
-        weight = xp.abs(local)
-        leak = convolve_tiles(_doubt(moved, filled, good_moved), weight, VARIANCE_TILE)
-        weight /= weight.sum(axis=(2, 3), keepdims=True)
-        kept = convolve_tiles(good_moved.astype(np.float32), weight, VARIANCE_TILE)
+        spread = convolve_tiles(filled_variance, correlated_square(local, rho_moved), VARIANCE_TILE)
+        leak, lost = bad_reach(_doubt(moved, filled, good_moved), good_moved, local, VARIANCE_TILE)
         sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / total)
         made = SUBTRACT(
             fixed=fixed.image,
@@ -120,11 +114,11 @@ class Difference(Stage[DifferenceConfig]):
             fixed_variance=fixed.variance,
             spread=spread,
             good=(good_fixed & good_moved).astype(np.int32),
-            kept=kept,
+            lost=lost,
             leak=leak,
             factor=sign * scale,
             factor2=scale**2,
-            least=1 - self.config.lost_weight,
+            most=self.config.lost_weight,
             limit=self.config.leak**2,
         )
         image, variance, good = made["difference"], made["variance"], made["usable"] > 0
@@ -230,20 +224,12 @@ def _robust_std(xp: Any, values: Array) -> float:
     return float(1.4826 * xp.median(xp.abs(values - xp.median(values))))
 
 
-def _factors(kernel: MatchKernel, shape: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """T_j(v) over the rows and T_i(u) over the columns for each spatial term."""
-    u_, v = kernel.domain.uv(np.arange(shape[1]), np.zeros(1))[0], kernel.domain.uv(np.zeros(1), np.arange(shape[0]))[1]
-    tu, tv = chebyshev(u_, kernel.order), chebyshev(v, kernel.order)
-    return [(tv[j], tu[i]) for i, j in polynomial_exponents(kernel.order)]
-
-
-def _background(backend: Any, kernel: MatchKernel, shape: tuple[int, int]) -> Array:
+def _background(backend: Backend, kernel: MatchKernel, u_: np.ndarray, v: np.ndarray) -> Array:
     """The differential background as a float32 plane, from its one-dimensional factors."""
     order = kernel.background_order
     table = np.zeros((order + 1, order + 1))
     for (i, j), g in zip(polynomial_exponents(order), kernel.background, strict=True):
         table[j, i] = g
-    u_, v = kernel.domain.uv(np.arange(shape[1]), np.zeros(1))[0], kernel.domain.uv(np.zeros(1), np.arange(shape[0]))[1]
     rows = backend.asarray(np.stack(chebyshev(v, order), axis=1) @ table)
     return (rows @ backend.asarray(np.stack(chebyshev(u_, order)))).astype(np.float32)
 

@@ -7,8 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import support_host_cuda
-from cases import components, convolve_tiles, extrema, fit_lobes, spline_coefficients, stamp_basis, subtract_lobes
+from cases import (
+    components,
+    convolve_field,
+    convolve_tiles,
+    extrema,
+    fill_masked,
+    fit_lobes,
+    peak_flags,
+    spline_coefficients,
+    stamp_basis,
+    subtract_lobes,
+)
 
+from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import chains
 from skydelta.kernels.core.spec import registry, resolve_target
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
@@ -38,22 +50,83 @@ def test_convolution(tmp_path, rng, shape):
     case = convolve_tiles.make(rng, shape)
     plane, kernels, tile = case["plane"], case["kernels"], case["tile"]
     (h, w), (kh, kw) = shape, kernels.shape[2:]
+    runs, stride = -(-w // 8), -(-kw // 8) * 8
+    padded = np.zeros((h + kh - 1, 8 * (runs + kw // 8 + 1)), np.float32)
+    padded[kh // 2 : kh // 2 + h, kw // 2 : kw // 2 + w] = plane
+    taps = np.zeros((*kernels.shape[:3], stride), np.float32)
+    taps[..., :kw] = kernels[:, :, ::-1, ::-1]
     body = f"""
-    const int pitch = {w + kw - 1};
-    for (int y = 0; y < {h}; y += COLUMN)
-      for (int x = 0; x < {w}; ++x) {{
-        const float* taps = kernels + (long long)((y / {tile}) * {kernels.shape[1]} + x / {tile}) * {kh * kw};
-        float sum[COLUMN] = {{}};
-        for (int i = 0; i < {kw}; ++i)
-          convolve_column(padded + y * pitch + x + {kw - 1} - i, pitch, taps + i, {kw}, {kh}, sum);
-        for (int r = 0; r < COLUMN && y + r < {h}; ++r) out[(y + r) * {w} + x] = sum[r];
+    for (int y = 0; y < {h}; ++y)
+      for (int x = 0; x < {w}; x += RUN) {{
+        const float* here = taps + (long long)((y / {tile}) * {kernels.shape[1]} + x / {tile}) * {kh * stride};
+        float sum[RUN] = {{}};
+        for (int j = 0; j < {kh}; ++j)
+          convolve_run<{kw % 8}>(padded + (y + j) * {padded.shape[1]} + x, here + j * {stride}, {kw}, sum);
+        for (int r = 0; r < RUN && x + r < {w}; ++r) out[y * {w} + x + r] = sum[r];
       }}
     """
-    below = -h % 4  # rows that the last column of outputs reads and nobody uses
-    padded = np.pad(plane, ((kh // 2, kh // 2 + below), (kw // 2, kw // 2)))
-    inputs = {"padded": padded, "kernels": kernels}
+    inputs = {"padded": padded, "taps": taps}
     got = support_host_cuda.run(tmp_path, "convolve.cuh", body, inputs, {"out": (np.float32, shape)})
     close(got["out"], reference("convolve_tiles", case), "convolve_tiles")
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (37, 53), (131, 270), (3, 100), (301, 40)])
+def test_convolution_that_varies(tmp_path, rng, shape):
+    case = convolve_field.make(rng, shape)
+    order, images = case["order"], case["images"]
+    (h, w), (kh, kw), rows = shape, images.shape[1:], FIELD_ROWS[order]
+    exponents = [(i, j) for j in range(order + 1) for i in range(order + 1 - j)]
+    terms = np.zeros((kw, kh, -(-len(exponents) // 4) * 4), np.float32)
+    for p, (i, j) in enumerate(exponents):
+        terms[:, :, p] = images[(i + j) * (i + j + 1) // 2 + j, ::-1, ::-1].T
+    bands = -(-h // rows)
+    padded = np.zeros((bands * rows + kh - 1, w + kw - 1), np.float32)
+    padded[kh // 2 : kh // 2 + h, kw // 2 : kw // 2 + w] = case["plane"]
+    body = f"""
+    constexpr int ORDER = {order}, ROWS = {rows};
+    for (int y = 0; y < {h}; y += ROWS)
+      for (int x = 0; x < {w}; ++x) {{
+        float sum[ORDER + 1][ROWS] = {{}};
+        for (int i = 0; i < {kw}; ++i)
+          convolve_varying<ORDER, ROWS>(padded + y * {w + kw - 1} + x + i, {w + kw - 1},
+                                        terms + i * {kh} * Tap<ORDER>::SIZE, {kh}, u + x * (ORDER + 1), sum);
+        for (int r = 0; r < ROWS && y + r < {h}; ++r)
+          for (int j = 0; j <= ORDER; ++j) out[(y + r) * {w} + x] += v[(y + r) * (ORDER + 1) + j] * sum[j][r];
+      }}
+    """
+    inputs = {
+        "padded": padded,
+        "terms": terms,
+        **{name: np.polynomial.chebyshev.chebvander(case[name], order).astype(np.float32) for name in "uv"},
+    }
+    got = support_host_cuda.run(tmp_path, "convolve.cuh", body, inputs, {"out": (np.float32, shape)})
+    close(got["out"], reference("convolve_field", case), "convolve_field")
+
+
+def test_filling(tmp_path, rng):
+    shape = h, w = 37, 53
+    case = fill_masked.make(rng, shape)
+    good = case["good"]
+    taps = np.exp(-0.5 * (np.arange(-12, 13) / 3.0) ** 2)
+    zeroed = np.where(good, case["image"], 0)
+    padded = np.stack([np.pad(a.astype(np.float32), 12, mode="edge") for a in (good, zeroed)])
+    body = f"""
+    const int side = {w + 24};
+    std::vector<float> down({h} * side), weight({h * w});
+    for (int q = 0; q < 2; ++q) {{
+      const float* here = padded + q * {(h + 24) * (w + 24)};
+      for (int i = 0; i < {h} * side; ++i) down[i] = weighted_sum(here + i, side, taps, 25);
+      for (int i = 0; i < {h * w}; ++i) {{
+        const float sum = weighted_sum(down.data() + i / {w} * side + i % {w}, 1, taps, 25);
+        if (q == 0) weight[i] = sum;
+        out[i] = filling(sum, weight[i]);
+      }}
+    }}
+    """
+    inputs = {"padded": padded, "taps": (taps / taps.sum()).astype(np.float32)}
+    got = support_host_cuda.run(tmp_path, "convolve.cuh", body, inputs, {"out": (np.float32, shape)})
+    want, _ = reference("fill_masked", case)
+    close(got["out"][~good], want[~good], "fill_masked")
 
 
 def test_stamp_basis(tmp_path, rng):
