@@ -87,14 +87,25 @@ class MaskPlanes(Mapping[str, int]):
                 bits[name] = min(free)
         return MaskPlanes.of(bits)
 
+    def renumbered(self, to: MaskPlanes, rename: Mapping[str, str] | None = None) -> np.ndarray:
+        """The int32 value in the planes ``to`` of each of our bits, (31,); unknown names are an error.
+
+        Bits without a name keep their number as long as all others do, else they are dropped.
+        """
+        values = np.zeros(MAX_PLANES, np.int32)
+        for name in self:
+            values[self[name]] = 1 << to[(rename or {}).get(name, name)]
+        own = np.left_shift(1, np.arange(MAX_PLANES), dtype=np.int32)
+        return own if all(values[b] in (0, own[b]) for b in range(MAX_PLANES)) else values
+
     def translate(self, mask: Any, to: MaskPlanes, rename: Mapping[str, str] | None = None) -> Any:
         """Renumber an int32 mask (H, W) of these planes to the planes ``to``; unknown names are an error."""
-        new_bit = {name: to[(rename or {}).get(name, name)] for name in self}
-        if all(new_bit[name] == self[name] for name in self):
+        new = self.renumbered(to, rename)
+        if all(new[b] == 1 << b for b in range(MAX_PLANES)):
             return mask.copy()
         out = mask * np.int32(0)
         for name in self:
-            out |= ((mask >> self[name]) & 1) << new_bit[name]
+            out |= ((mask >> self[name]) & 1) * new[self[name]]
         return out
 
 

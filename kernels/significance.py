@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whitening and matched filtering of a difference image, tile by tile in Fourier space.
 
-Array code that runs unchanged on numpy and cupy: every step is a batched FFT or one pass over the pixels.
+Runs unchanged on numpy and cupy: every step is a batched FFT or one pass over the pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, Backend, backend_of
-from skydelta.kernels.core.devices import DeviceSet
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.devices import DeviceSet, copy_to
+from skydelta.kernels.core.fused import FusedKernel
 from skydelta.kernels.core.multi import map_tiles
-from skydelta.kernels.core.tiles import Tile, TileGrid
+from skydelta.kernels.core.tiles import Blocks, Tile, TileGrid
+from skydelta.kernels.stacks import CORRELATE, FILTER, WEIGH, cut_tiles, join_tiles
 
 SMALL = 96
 """Least side of the arrays on which kernels alone are transformed, px."""
@@ -22,19 +24,25 @@ SMALL = 96
 FLOOR = 1e-2
 """Least relative noise power: frequencies without noise are not amplified without bound."""
 
+PREPARED = {"cpu": 2, "cuda": 256}
+"""Tiles whose filters are made at once."""
+
+TOGETHER = {"cpu": (1, 2), "cuda": (8, 8)}
+"""Tiles along y and x that are transformed at once: what a cache holds, or what fills a device."""
+
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the tiles of a batch need, float64 on the host; every stamp has odd sides and its centre in the middle.
+    """What the tiles need, a value each; every stamp has odd sides and its centre in the middle.
 
     Attributes
     ----------
-    match : (n, kh, kw)
-        Matching kernel at the tile centre.
-    psf : (n, ph, pw)
-        PSF of the difference.
-    level_fixed, level_moved : (n,)
-        Noise variance in blank sky of the image that is not convolved, and of the one that is.
+    match : float64 (n, kh, kw)
+        Matching kernel at the tile centre, on the host.
+    psf : float64 (n, ph, pw)
+        PSF of the difference, on the host.
+    level_fixed, level_moved : float64 (n,)
+        Noise variance in blank sky of the image that is not convolved, and of the one that is; on the device.
     correlation_fixed, correlation_moved : (2 l + 1, 2 l + 1) or None
         Noise correlation of the inputs by lag; None is white.
     reach : int
@@ -43,21 +51,50 @@ class Kernels:
 
     match: np.ndarray
     psf: np.ndarray
-    level_fixed: np.ndarray
-    level_moved: np.ndarray
+    level_fixed: Array
+    level_moved: Array
     correlation_fixed: np.ndarray | None
     correlation_moved: np.ndarray | None
     reach: int
 
+    @property
+    def small(self) -> int:
+        """Side of the arrays that hold every kernel and filter, wrapped around (0, 0), px."""
+        reach = self.match.shape[-1] // 2 + max(self.psf.shape[-1] // 2, self.reach)
+        return max(SMALL, int(2 ** np.ceil(np.log2(4 * reach))))
+
+    def part(self, here: slice) -> Kernels:
+        """Those of some of the tiles."""
+        tiles = {n: getattr(self, n)[here] for n in ("match", "psf", "level_fixed", "level_moved")}
+        return replace(self, **tiles)
+
 
 @dataclass(frozen=True)
-class Scored:
-    """One batch of tiles, float32 (n, size, size), and the whitened PSF stamps, float64 (n, 2 reach + 1, ...)"""
+class Planes:
+    """Planes of a difference (H, W): float32 values, and bool where they may be used.
 
-    whitened: Array
-    variance: Array
-    snr: Array
-    psf: Array
+    Attributes
+    ----------
+    difference, usable
+    fixed, good_fixed
+        Variance of the image that was not convolved.
+    moved, good_moved
+        Variance of the image that was, before the convolution.
+    scale : float
+        What both variances are multiplied with to be in the unit of the difference.
+    """
+
+    difference: Array
+    fixed: Array
+    moved: Array
+    usable: Array
+    good_fixed: Array
+    good_moved: Array
+    scale: float
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return self.difference, self.fixed, self.moved, self.usable, self.good_fixed, self.good_moved
 
 
 def embed(stamps: Array, size: int) -> Array:
@@ -74,58 +111,40 @@ def cut(arrays: Array, half: int) -> Array:
     return backend_of(arrays).xp.roll(arrays, (half, half), (1, 2))[:, : 2 * half + 1, : 2 * half + 1]
 
 
-@dataclass(frozen=True)
-class _Filters:
-    """Kernels of a batch in real space, wrapped around (0, 0) of a small grid; ``own`` is cut out."""
-
-    own: Array
-    white2: Array
-    moved2: Array
-    exact_fixed: Array
-    exact_moved: Array
+def _power(backend: Backend, correlation: np.ndarray | None, size: int) -> Array | None:
+    """Noise power of an input of unit variance, float64 (size, size / 2 + 1); None is white."""
+    if correlation is None:
+        return None
+    p = backend.fft.rfft2(embed(backend.asarray(correlation[None]), size))[0].real
+    return backend.xp.maximum(p, FLOOR * p.max())
 
 
-@dataclass(frozen=True)
-class _Spectra:
-    """What follows from the kernels on a grid of one size: rfft2 half planes, float64.
-
-    Attributes
-    ----------
-    match : (n, size, size / 2 + 1)
-    white : (n, size, size / 2 + 1)
-        Whitening filter.
-    fixed, moved : (size, size / 2 + 1) or None
-        Noise power of the inputs for unit variance; None is white.
-    """
-
-    match: Array
-    white: Array
-    fixed: Array | None
-    moved: Array | None
-
-
-def _spectra(backend: Backend, k: Kernels, size: int) -> _Spectra:
-    xp, fft = backend.xp, backend.fft
-
-    def power(correlation: np.ndarray | None) -> Array | None:
-        if correlation is None:
-            return None
-        p = fft.rfft2(embed(backend.asarray(correlation[None]), size))[0].real
-        return xp.maximum(p, FLOOR * p.max())
-
-    match = fft.rfft2(embed(backend.asarray(k.match), size))
-    fixed, moved = power(k.correlation_fixed), power(k.correlation_moved)
-    level_fixed, level_moved = (backend.asarray(a)[:, None, None] for a in (k.level_fixed, k.level_moved))
-    noise = level_fixed * (1.0 if fixed is None else fixed)
-    noise = noise + level_moved * xp.abs(match) ** 2 * (1.0 if moved is None else moved)
+def _white(match: Array, fixed: Array | None, moved: Array | None, level_fixed: Array, level_moved: Array) -> Array:
+    """Whitening filters (n, size, size / 2 + 1) of matching kernels' spectra, noise powers and sky levels (n,)."""
+    xp = backend_of(match).xp
+    noise = level_moved[:, None, None] * (match.real**2 + match.imag**2)
+    if moved is not None:
+        noise *= moved
+    noise += level_fixed[:, None, None] * (1.0 if fixed is None else fixed)
     noise = xp.maximum(noise, FLOOR * noise.max(axis=(1, 2), keepdims=True))
-    return _Spectra(match, xp.sqrt(noise[:, :1, :1] / noise), fixed, moved)
+    return xp.sqrt(noise[:, :1, :1] / noise)
 
 
-def _filters(backend: Backend, k: Kernels, size: int) -> _Filters:
-    """All filters of a batch on a grid of ``size`` px (no image is touched)."""
-    fft = backend.fft
-    s = _spectra(backend, k, size)
+FILTERS = ("white2", "moved2", "exact_fixed", "exact_moved", "own", "own2", "match")
+"""Kernels of each tile in real space: what smooth variances are convolved with to give those of the whitened pixels
+and of the filter output, the whitened PSF and its square, the matching kernel."""
+
+
+def _filters(backend: Backend, k: Kernels) -> tuple[Array, Array]:
+    """`FILTERS` of a batch of tiles, float32 (7, n, small, small) wrapped around (0, 0), and the whitened PSF stamps.
+
+    Made in float64; no image is touched.
+    """
+    fft, size = backend.fft, k.small
+    wrapped = embed(backend.asarray(k.match), size)
+    match = fft.rfft2(wrapped)
+    fixed, moved = (_power(backend, c, size) for c in (k.correlation_fixed, k.correlation_moved))
+    white = _white(match, fixed, moved, k.level_fixed, k.level_moved)
 
     def back(a: Array) -> Array:
         return fft.irfft2(a, (size, size))
@@ -135,19 +154,39 @@ def _filters(backend: Backend, k: Kernels, size: int) -> _Filters:
         a = back(spectrum)
         return a * a if power is None else a * back(spectrum * power)
 
-    own = cut(back(fft.rfft2(embed(backend.asarray(k.psf), size)) * s.white), k.reach)
-    flipped = backend.xp.conj(fft.rfft2(embed(own, size)))
-    return _Filters(
-        own,
-        squared(s.white, s.fixed),
-        squared(s.white * s.match, s.moved),
-        squared(flipped * s.white, s.fixed),
-        squared(flipped * s.white * s.match, s.moved),
+    own = cut(back(fft.rfft2(embed(backend.asarray(k.psf), size)) * white), k.reach)
+    flipped = backend.xp.conj(fft.rfft2(embed(own, size))) * white
+    single = embed(own.astype(np.float32), size)
+    made = (
+        squared(white, fixed),
+        squared(white * match, moved),
+        squared(flipped, fixed),
+        squared(flipped * match, moved),
+        single,
+        single * single,
+        wrapped,
     )
+    return backend.xp.stack([a.astype(np.float32) for a in made]), own
 
 
-def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: Kernels) -> Scored:
-    """Whiten a batch of tiles at their sky level and filter them with their own PSF.
+def _enlarge(wrapped: Array, size: int) -> Array:
+    """Arrays (..., small, small) wrapped around (0, 0), the same on a grid of ``size``."""
+    xp, small = backend_of(wrapped).xp, wrapped.shape[-1]
+    if small == size:
+        return wrapped
+    half = (min(small, size) - 1) // 2
+    out = xp.zeros((*wrapped.shape[:-2], size, size), wrapped.dtype)
+    ends = (slice(0, half + 1), slice(-half, None))
+    for rows in ends:
+        for columns in ends:
+            out[..., rows, columns] = wrapped[..., rows, columns]
+    return out
+
+
+def score_image(
+    planes: Planes, kernels: Kernels, grid: TileGrid, devices: DeviceSet | None = None
+) -> tuple[Array, Array]:
+    """Whiten a difference at the sky level of each tile and filter it with the tile's own PSF.
 
     The whitening filter is W^2 = N(0) / N, N = s_f^2 p_f + s_m^2 p_m |K|^2 (Reiss & Lupton, DMTN-021), unchanged
     at zero frequency. The variance of the whitened pixels and of the filter output is exact: each input variance
@@ -156,57 +195,103 @@ def score_tiles(difference: Array, fixed: Array, moved: Array, good: Array, k: K
 
     Parameters
     ----------
-    difference : float32 (n, size, size)
-        Zero where not good.
-    fixed, moved : float32 (n, size, size)
-        Variance planes of the image that was not convolved and of the one that was; zero where unusable.
-    good : bool (n, size, size)
-    k : Kernels
+    planes : Planes
+    kernels : Kernels
+        For each tile of the grid, row by row.
+    grid : TileGrid
+        One kernel, PSF and sky level for each tile.
+    devices : DeviceSet, optional
+        Share the tiles; the image's own device if missing. The result does not depend on how many there are.
+
+    Returns
+    -------
+    planes : float32 (3, H, W)
+        Whitened difference, its variance and S/N; NaN where not usable.
+    psf : float64 (ny, nx, 2 reach + 1, 2 reach + 1)
+        Whitened PSF of each tile, on the host.
     """
-    backend = backend_of(difference)
-    xp, fft = backend.xp, backend.fft
-    size = difference.shape[-1]
-    reach = k.match.shape[-1] // 2 + max(k.psf.shape[-1] // 2, k.reach)
-    small = min(size, max(SMALL, int(2 ** np.ceil(np.log2(4 * reach)))))
-    f = _filters(backend, k, small)
-    white = _spectra(backend, k, size).white.astype(np.float32)
-
-    def ft(a: Array) -> Array:
-        return fft.rfft2(a)
-
-    def back(a: Array) -> Array:
-        return fft.irfft2(a, (size, size))
-
-    def filter_of(wrapped: Array) -> Array:
-        """Spectrum at full size of a real-space kernel given wrapped on the small grid."""
-        return ft(_enlarge(wrapped, size))
-
-    own = embed(f.own.astype(np.float32), size)
-    own_flipped, own2_flipped = xp.conj(ft(own)), xp.conj(ft(own * own))
-    fixed_f, moved_f = ft(fixed), ft(moved)
-    whitened = back(ft(difference) * white)
-    variance = back(filter_of(f.white2) * fixed_f + filter_of(f.moved2) * moved_f)
+    backend = backend_of(planes.difference)
+    xp, batch = backend.xp, PREPARED[backend.kind]
+    made = [_filters(backend, kernels.part(slice(i, i + batch))) for i in range(0, len(grid), batch)]
+    filters = xp.concatenate([f for f, _ in made], axis=1) if len(made) > 1 else made[0][0]
+    filters = filters.reshape(len(FILTERS), *grid.counts, *filters.shape[-2:])
+    own = xp.concatenate([o for _, o in made])
+    levels = xp.stack([kernels.level_fixed, kernels.level_moved])
     # whitened sky has the level N(0); rounding beside very bright stars must not fall through it
-    sky = k.level_fixed + k.level_moved * k.match.sum(axis=(1, 2)) ** 2
-    variance = xp.maximum(variance, backend.asarray(FLOOR * sky, np.float32)[:, None, None])
-    inverse = xp.where(good, 1 / variance, np.float32(0))
-    weight = back(ft(inverse) * own2_flipped)
-    exact = back(filter_of(f.exact_fixed) * fixed_f + filter_of(f.exact_moved) * moved_f)
-    plain = back(ft(variance) * own2_flipped)
-    one = np.float32(1)
-    valid = good & (weight > 0) & (exact > 0) & (plain > 0)
-    scale = xp.where(valid, weight, one) * xp.where(valid, exact, one) / xp.where(valid, plain, one)
-    snr = back(ft(whitened * inverse) * own_flipped) / xp.sqrt(scale)
-    nan = np.float32(np.nan)
-    return Scored(xp.where(good, whitened, nan), xp.where(good, variance, nan), xp.where(valid, snr, nan), f.own)
+    floor = FLOOR * (levels[0] + levels[1] * backend.asarray(kernels.match.sum(axis=(1, 2))) ** 2)
+    numbers = xp.concatenate([levels, floor[None]]).astype(np.float32).reshape(3, *grid.counts)
+    del made
+
+    pad = kernels.match.shape[-1] // 2 + 2 * kernels.reach
+    size = fft_length(backend, max(max(np.diff(grid.edges(axis))) for axis in (0, 1)) + 2 * pad)
+    powers = [_power(backend, c, size) for c in (kernels.correlation_fixed, kernels.correlation_moved)]
+    powers = [None if p is None else p.astype(np.float32) for p in powers]
+    blocks = Blocks(grid, TOGETHER[backend.kind], pad, size)
+
+    def scored(block: Tile, *cuts: Array) -> Array:
+        here, members = backend_of(cuts[0]), blocks.members(block.row, block.column)
+        edges = [np.array(e) for e in blocks.edges(block.row, block.column)]
+        starts = [e[:-1] - pad - origin for e, origin in zip(edges, (block.halo.y0, block.halo.x0), strict=True)]
+        stack, usable = cut_tiles(*cuts, *starts, size, planes.scale)
+        mine = copy_to(filters[(slice(None), *members)], here).reshape(len(FILTERS), -1, *filters.shape[-2:])
+        level_fixed, level_moved, least = copy_to(numbers[(slice(None), *members)], here).reshape(3, -1)
+        fixed, moved = (None if p is None else copy_to(p, here) for p in powers)
+        return _score_stack(stack, usable, mine, (level_fixed, level_moved, least), (fixed, moved), edges, pad)
+
+    out = map_tiles(scored, planes.arrays, blocks, devices or DeviceSet.of(backend), planes=(3,))
+    return out, to_host(own).reshape(*grid.counts, *own.shape[1:])
 
 
-def _enlarge(wrapped: Array, size: int) -> Array:
-    """Kernels wrapped around (0, 0) of a small grid, the same on a grid of ``size``; float32."""
-    small = wrapped.shape[1]
-    if small == size:
-        return wrapped.astype(np.float32)
-    return embed(cut(wrapped, (small - 1) // 2).astype(np.float32), size)
+def fft_length(backend: Backend, least: int) -> int:
+    """Side of square transforms: at least ``least`` px, even, and of small prime factors."""
+    return int(backend.fft.next_fast_len(least, True))
+
+
+def _score_stack(
+    stack: Array,
+    usable: Array,
+    filters: Array,
+    numbers: tuple[Array, Array, Array],
+    powers: tuple[Array | None, Array | None],
+    edges: list[np.ndarray],
+    pad: int,
+) -> Array:
+    """Whitened pixels, variance and S/N of the cores of a block, float32 (3, h, w).
+
+    Parameters
+    ----------
+    stack : float32 (3, n, size, size)
+        Difference, fixed and moved variance; zero where they may not be used.
+    usable : bool (n, size, size)
+    filters : float32 (7, n, small, small)
+        `FILTERS`, wrapped around (0, 0).
+    numbers : three float32 (n,)
+        Sky levels of the fixed and the moved variance, and the least variance of a whitened pixel.
+    powers : two of float32 (size, size / 2 + 1) or None
+    edges : two int arrays
+        Boundaries of the cores along y and x.
+    pad : int
+    """
+    backend = backend_of(stack)
+    xp, fft, size = backend.xp, backend.fft, stack.shape[-1]
+    level_fixed, level_moved, floor = numbers
+    spectra = dict(zip(FILTERS, fft.rfft2(_enlarge(filters, size)), strict=True))
+    white = _white(spectra.pop("match"), *powers, level_fixed, level_moved)
+    own = {name: spectra.pop(name) for name in ("own", "own2")}
+
+    def through(chain: FusedKernel, **values: Array) -> Array:
+        """The stacks whose spectra a chain makes, in the order of its outputs."""
+        made = xp.empty((3, *white.shape), np.complex64)
+        chain(out=dict(zip(chain.outputs, made, strict=True)), **values)
+        return fft.irfft2(made, (size, size), overwrite_x=True)
+
+    data, fixed, moved = fft.rfft2(stack)
+    whitened, raw, exact = through(FILTER, data=data, fixed=fixed, moved=moved, white=white, **spectra)
+    del data, fixed, moved, spectra
+    names = ("inverse", "variance", "signal")
+    weighed = WEIGH(out=dict(zip(names, stack, strict=True)), whitened=whitened, raw=raw, floor=floor, usable=usable)
+    weight, plain, signal = through(CORRELATE, **dict(zip(names, fft.rfft2(stack), strict=True)), **own)
+    return join_tiles(whitened, weighed["variance"], exact, weight, plain, signal, usable, *edges, pad)
 
 
 MATCHED_TILE = 256

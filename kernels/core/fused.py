@@ -24,7 +24,7 @@ from skydelta.kernels.core.module import from_source
 from skydelta.kernels.core.source import Source, resolve
 from skydelta.kernels.cpu.jit import parallel, prange
 
-C_TYPES = {"float32": "float", "float64": "double", "int32": "int"}
+C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "bool": "bool", "complex64": "Complex"}
 BLOCK = 256
 
 _chains: dict[str, FusedKernel] = {}
@@ -65,11 +65,14 @@ class FusedKernel:
         An identifier, unique in the package.
     steps : tuple of Step
     types : mapping of str to str
-        ``float32``, ``float64`` or ``int32`` for every value of the chain.
+        One of ``C_TYPES`` for every value of the chain.
     outputs : tuple of str
         Values written to memory.
     scalars : tuple of str
-        Values that are one number for the whole image; what no step makes and is no scalar is an input plane.
+        Values that are one number for the whole image.
+    per_tile : tuple of str
+        Values that are one number for each image of a stack: arrays (n,) beside planes (n, ...). What no step makes and
+        is named in neither is an input plane.
 
     Raises
     ------
@@ -82,13 +85,14 @@ class FusedKernel:
     types: Mapping[str, str]
     outputs: tuple[str, ...]
     scalars: tuple[str, ...] = ()
+    per_tile: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         made = {name for step in self.steps for name in step.outputs}
-        named = made.union(*(step.inputs for step in self.steps), self.scalars, self.outputs)
+        named = made.union(*(step.inputs for step in self.steps), self.scalars, self.per_tile, self.outputs)
         if untyped := sorted(n for n in named if self.types.get(n) not in C_TYPES):
             raise ValueError(f"fused kernel {self.name}: no type in {', '.join(C_TYPES)} for {', '.join(untyped)}")
-        if written := sorted(made & set(self.scalars)):
+        if written := sorted(made & {*self.scalars, *self.per_tile}):
             raise ValueError(f"fused kernel {self.name}: a step writes the scalar {', '.join(written)}")
         if missing := sorted(set(self.outputs) - made):
             raise ValueError(f"fused kernel {self.name}: no step makes the output {', '.join(missing)}")
@@ -98,69 +102,83 @@ class FusedKernel:
     @functools.cached_property
     def planes(self) -> tuple[str, ...]:
         """Input planes, in the order of first use."""
-        made: set[str] = set(self.scalars)
+        made: set[str] = {*self.scalars, *self.per_tile}
         found: dict[str, None] = {}
         for step in self.steps:
             found.update(dict.fromkeys(n for n in step.inputs if n not in made))
             made.update(step.outputs)
         return tuple(found)
 
-    def __call__(self, **values: Any) -> dict[str, Array]:
+    def __call__(self, *, out: Mapping[str, Array] | None = None, **values: Any) -> dict[str, Array]:
         """Run the chain.
 
         Parameters
         ----------
+        out : mapping of str to array, optional
+            C-contiguous arrays to write outputs to, of the planes' shape and the declared types.
         **values
-            Every input plane (one shape, one device, the declared types) and every scalar, by name.
+            Every input plane (one shape, one device, the declared types), number and scalar, by name.
 
         Returns
         -------
         dict of str to array
-            The outputs, new arrays.
+            The outputs, new arrays where ``out`` gives none.
 
         Raises
         ------
         ValueError
             A value is missing, unknown, or a plane has another shape or type.
         """
-        if set(values) != {*self.planes, *self.scalars}:
-            raise ValueError(f"fused kernel {self.name} takes {', '.join((*self.planes, *self.scalars))}")
+        if set(values) != {*self.planes, *self.per_tile, *self.scalars}:
+            raise ValueError(
+                f"fused kernel {self.name} takes {', '.join((*self.planes, *self.per_tile, *self.scalars))}"
+            )
         first = values[self.planes[0]]
-        for name in self.planes:
-            plane = values[name]
-            if plane.shape != first.shape or plane.dtype != self.types[name]:
+        given = dict(out or {})
+        shapes = dict.fromkeys(self.planes, first.shape) | dict.fromkeys(self.per_tile, first.shape[:1])
+        for name, array in [*((n, values[n]) for n in shapes), *given.items()]:
+            shape = shapes.get(name, first.shape)
+            if array.shape != shape or array.dtype != self.types[name]:
                 raise ValueError(
-                    f"fused kernel {self.name}: {name} is {plane.dtype} {plane.shape}, "
-                    f"expected {self.types[name]} {first.shape}"
+                    f"fused kernel {self.name}: {name} is {array.dtype} {array.shape}, "
+                    f"expected {self.types[name]} {shape}"
                 )
+        if strided := sorted(n for n, array in given.items() if not array.flags.c_contiguous):
+            raise ValueError(f"fused kernel {self.name}: {', '.join(strided)} to write to is not C-contiguous")
         backend = backend_of(first)
-        planes = [backend.xp.ascontiguousarray(values[name]) for name in self.planes]
+        planes = [backend.xp.ascontiguousarray(values[name]) for name in shapes]
         scalars = [np.dtype(self.types[name]).type(values[name]) for name in self.scalars]
-        out = [backend.xp.empty(first.shape, self.types[name]) for name in self.outputs]
+        made = [given[n] if n in given else backend.xp.empty(first.shape, self.types[n]) for n in self.outputs]
         if first.size:
             run = self._on_device if backend.is_gpu else self._on_cpu
-            run(planes, scalars, out)
-        return dict(zip(self.outputs, out, strict=True))
+            run(planes, scalars, made)
+        return dict(zip(self.outputs, made, strict=True))
 
-    def _on_cpu(self, planes: list[Array], scalars: list[Any], out: list[Array]) -> None:
+    def _on_cpu(self, arrays: list[Array], scalars: list[Any], out: list[Array]) -> None:
+        planes, numbers = arrays[: len(self.planes)], arrays[len(self.planes) :]
         flat = [plane.reshape(-1, plane.shape[-1]) for plane in (*planes, *out)]
-        self.loop(*flat[: len(planes)], *scalars, *flat[len(planes) :])
+        if numbers:
+            numbers.append(flat[0].shape[0] // planes[0].shape[0])  # rows of one image of the stack
+        self.loop(*flat[: len(planes)], *numbers, *scalars, *flat[len(planes) :])
 
-    def _on_device(self, planes: list[Array], scalars: list[Any], out: list[Array]) -> None:
+    def _on_device(self, arrays: list[Array], scalars: list[Any], out: list[Array]) -> None:
         launch = from_source(self.source, self.entry, fused_multiply_add=False)
-        size = planes[0].size
-        launch((-(-size // BLOCK),), (BLOCK,), (*planes, *scalars, *out, np.int64(size)))
+        size = arrays[0].size
+        if self.per_tile:
+            arrays.append(np.int64(size // arrays[0].shape[0]))  # pixels of one image of the stack
+        launch((-(-size // BLOCK),), (BLOCK,), (*arrays, *scalars, *out, np.int64(size)))
 
     @functools.cached_property
     def loop(self) -> Any:
         """The CPU loop, compiled by Numba on first call and kept on disk like any twin."""
         body = [f"v_{n} = in_{n}[y, x]" for n in self.planes]
+        body += [f"v_{n} = in_{n}[y // rows]" for n in self.per_tile]
         for i, step in enumerate(self.steps):
             body.append(f"{_list(step.outputs)} = twin_{i}({_list(step.inputs)})")
             body += [f"v_{n} = np.{self.types[n]}(v_{n})" for n in step.outputs]
         body += [f"out_{n}[y, x] = v_{n}" for n in self.outputs]
-        arguments = [*(f"in_{n}" for n in self.planes), *(f"v_{n}" for n in self.scalars)]
-        arguments += [f"out_{n}" for n in self.outputs]
+        arguments = [*(f"in_{n}" for n in (*self.planes, *self.per_tile)), *(["rows"] if self.per_tile else [])]
+        arguments += [*(f"v_{n}" for n in self.scalars), *(f"out_{n}" for n in self.outputs)]
         # Numba keys its cache by the function's name and this file; the digest renews it when a twin's module changes.
         files = sorted({inspect.getfile(_python(step.twin)) for step in self.steps})
         digest = hashlib.sha256("\n".join(body).encode() + b"".join(Path(f).read_bytes() for f in files)).hexdigest()
@@ -186,13 +204,15 @@ class FusedKernel:
         """The CUDA kernel."""
         kind = {name: C_TYPES[t] for name, t in self.types.items()}
         arguments = [
-            *(f"const {kind[n]}* __restrict__ in_{n}" for n in self.planes),
+            *(f"const {kind[n]}* __restrict__ in_{n}" for n in (*self.planes, *self.per_tile)),
+            *(["const long long pixels"] if self.per_tile else []),
             *(f"const {kind[n]} v_{n}" for n in self.scalars),
             *(f"{kind[n]}* __restrict__ out_{n}" for n in self.outputs),
             "const long long size",
         ]
         body = ["const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;", "if (i >= size) return;"]
         body += [f"{kind[n]} v_{n} = in_{n}[i];" for n in self.planes]
+        body += [f"{kind[n]} v_{n} = in_{n}[i / pixels];" for n in self.per_tile]
         made = dict.fromkeys(n for step in self.steps for n in step.outputs if n not in self.planes)
         body += [f"{kind[n]} v_{n};" for n in made]
         for step in self.steps:

@@ -16,48 +16,55 @@ import numpy as np
 
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.devices import DeviceSet, active, copy_to, streams
-from skydelta.kernels.core.tiles import Tile, TileGrid
+from skydelta.kernels.core.tiles import Cover, Tile
 
 TileFunction = Callable[..., Any]
 """``function(tile, *cuts)``; each cut is an input's ``tile.halo`` on the device of the tile."""
 
 
 def map_tiles(
-    function: TileFunction, inputs: Sequence[Array], grid: TileGrid, devices: DeviceSet, dtype: Any = np.float32
+    function: TileFunction,
+    inputs: Sequence[Array],
+    grid: Cover,
+    devices: DeviceSet,
+    dtype: Any = np.float32,
+    planes: tuple[int, ...] = (),
 ) -> Array:
     """Fill an image tile by tile.
 
     Parameters
     ----------
     function : callable
-        ``function(tile, *cuts)`` returns the pixels of ``tile.core``.
+        ``function(tile, *cuts)`` returns the pixels of ``tile.core``, (*planes, h, w).
     inputs : sequence of (H, W) arrays
         On the host or on a device; cut to ``tile.halo``.
-    grid : TileGrid
+    grid : TileGrid or other cover of an image by tiles
         Over the output, whose shape is that of the inputs.
     devices : DeviceSet
     dtype
         Of the output.
+    planes : tuple of int
+        Leading axes of the output: how many planes are made at once.
 
     Returns
     -------
-    (H, W) array
+    (*planes, H, W) array
         Where the first input is.
     """
     home = backend_of(inputs[0])
     with active(home):
-        out = home.xp.empty(grid.shape, dtype)
+        out = home.xp.empty((*planes, *grid.shape), dtype)
 
     def store(tile: Tile, core: Array) -> None:
         with active(home):
-            out[tile.core.slices] = copy_to(core, home)
+            out[(..., *tile.core.slices)] = copy_to(core, home)
 
     _each_tile(function, inputs, grid, devices, store)
     home.synchronize()
     return out
 
 
-def reduce_tiles(function: TileFunction, inputs: Sequence[Array], grid: TileGrid, devices: DeviceSet) -> np.ndarray:
+def reduce_tiles(function: TileFunction, inputs: Sequence[Array], grid: Cover, devices: DeviceSet) -> np.ndarray:
     """Sum over tiles, on the host.
 
     Parameters
@@ -111,7 +118,7 @@ def exchange_halos(bands: Sequence[Array], halo: int) -> None:
 def _each_tile(
     function: TileFunction,
     inputs: Sequence[Array],
-    grid: TileGrid,
+    grid: Cover,
     devices: DeviceSet,
     store: Callable[[Tile, Array], None],
 ) -> None:
@@ -120,8 +127,10 @@ def _each_tile(
         backend_of(source).synchronize()
 
     def work(device: Backend, band: range) -> None:
-        # Two streams: a tile is sent and computed while the one before it is fetched.
-        alternate = streams(device, 2)
+        # Two streams: a tile is sent and computed while the one before it is fetched. At home nothing is sent, and the
+        # memory pool serves the current stream best.
+        at_home = all(backend_of(source).name == device.name for source in inputs)
+        alternate = [None, None] if at_home else streams(device, 2)
         waiting: tuple[Any, Tile, Array] | None = None
         for i in band:
             stream, tile = alternate[i % 2], tiles[i]

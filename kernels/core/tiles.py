@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -56,6 +57,17 @@ class Tile:
         return self.core.shift(-self.halo.y0, -self.halo.x0).slices
 
 
+class Cover(Protocol):
+    """Tiles whose cores cover an image once."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the image (height, width)."""
+        ...
+
+    def __iter__(self) -> Iterator[Tile]: ...
+
+
 @dataclass(frozen=True)
 class TileGrid:
     """Cover of an image by tiles of nearly equal size.
@@ -99,3 +111,46 @@ class TileGrid:
             for c in range(len(ex) - 1):
                 core = Box(ey[r], ey[r + 1], ex[c], ex[c + 1])
                 yield Tile(r, c, core, core.grow(self.halo).clip(self.shape))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The tiles of a grid in blocks that are worked on together.
+
+    A tile of a block reads a window of one size, ``size`` px, that begins ``pad`` px before its core.
+
+    Parameters
+    ----------
+    grid : TileGrid
+    counts : (int, int)
+        At most this many tiles along y and x in a block.
+    pad, size : int
+        Of the windows, px.
+    """
+
+    grid: TileGrid
+    counts: tuple[int, int]
+    pad: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.grid.shape
+
+    def edges(self, row: int, column: int) -> tuple[list[int], list[int]]:
+        """Core boundaries along y and x of the tiles of a block, in the image."""
+        (ny, nx), ey, ex = self.counts, self.grid.edges(0), self.grid.edges(1)
+        return ey[row * ny : (row + 1) * ny + 1], ex[column * nx : (column + 1) * nx + 1]
+
+    def members(self, row: int, column: int) -> tuple[slice, slice]:
+        """Rows and columns in the grid of the tiles of a block."""
+        ny, nx = self.counts
+        return slice(row * ny, (row + 1) * ny), slice(column * nx, (column + 1) * nx)
+
+    def __iter__(self) -> Iterator[Tile]:
+        rows, columns = (-(-n // m) for n, m in zip(self.grid.counts, self.counts, strict=True))
+        for r in range(rows):
+            for c in range(columns):
+                ey, ex = self.edges(r, c)
+                (y0, y1), (x0, x1) = ((e[0] - self.pad, e[-2] - self.pad + self.size) for e in (ey, ex))
+                yield Tile(r, c, Box(ey[0], ey[-1], ex[0], ex[-1]), Box(y0, y1, x0, x1).clip(self.shape))

@@ -21,10 +21,21 @@ def add_variance(fixed, spread):
 @inline
 def judge(good, lost, most, leak, variance, limit):
     reached = not lost <= most or leak * leak > limit * variance
-    return (1 if reached else 0), (1 if good != 0 and not reached else 0)
+    return reached, good and not reached
 
 
 @inline
 def blank(difference, total, factor, usable):
     nan = np.float32(np.nan)
-    return (difference, total * factor) if usable != 0 else (nan, nan)
+    return (difference, total * factor) if usable else (nan, nan)
+
+
+@inline
+def doubt(good, filled, image, mask, saturated, hidden):
+    if good:
+        return np.float32(0)
+    light = abs(filled)
+    if mask & saturated:
+        shown = abs(image) if np.isfinite(image) else np.float32(0)
+        return hidden * (shown if light < shown else light)
+    return light

@@ -35,5 +35,15 @@ HD float quiet_nan()
 #endif
 }
 
+// As the host's complex64.
+struct alignas(8) Complex {
+    float re, im;
+};
+
+HD Complex operator+(Complex a, Complex b) { return {a.re + b.re, a.im + b.im}; }
+HD Complex operator*(Complex a, Complex b) { return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
+HD Complex operator*(Complex a, float b) { return {a.re * b, a.im * b}; }
+HD Complex conjugate(Complex a) { return {a.re, -a.im}; }
+
 // Any of `bits` is set in the mask value.
 HD bool flagged(int mask, int bits) { return (mask & bits) != 0; }

@@ -14,12 +14,14 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.field import polynomial_exponents
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
-from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.backend import Array, Backend, to_host
 from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, fill_masked
+from skydelta.kernels.masks import merge_masks
 from skydelta.kernels.polynomial import chebyshev
-from skydelta.kernels.subtract import SUBTRACT
+from skydelta.kernels.significance import Planes
+from skydelta.kernels.subtract import DOUBT, SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.difference.score import Inputs, score
+from skydelta.stages.difference.score import score
 from skydelta.stages.noise import correlated_square, correlations
 
 VARIANCE_TILE = 32
@@ -28,6 +30,9 @@ VARIANCE_TILE = 32
 
 HIDDEN = 30.0
 """A saturated pixel may hide this many times its value: stars of a few 10^6 electrons at a level of 5 10^4."""
+
+SAMPLES = 2e5
+"""Pixels of which the report takes medians, about."""
 
 
 class DifferenceConfig(StageConfig):
@@ -93,7 +98,6 @@ class Difference(Stage[DifferenceConfig]):
         forward = kernel.direction == "reference"
         moved, fixed = (reference, science) if forward else (science, reference)
         backend = science.backend
-        xp = backend.xp
         good_moved, good_fixed = moved.good(), fixed.good()
         total = float(kernel.at(*kernel.domain.centre).sum())
         rho_science, rho_reference = correlations(science, reference, total if forward else 1 / total)
@@ -113,7 +117,7 @@ class Difference(Stage[DifferenceConfig]):
             convolved=convolved,
             fixed_variance=fixed.variance,
             spread=spread,
-            good=(good_fixed & good_moved).astype(np.int32),
+            good=good_fixed & good_moved,
             lost=lost,
             leak=leak,
             factor=sign * scale,
@@ -121,24 +125,16 @@ class Difference(Stage[DifferenceConfig]):
             most=self.config.lost_weight,
             limit=self.config.leak**2,
         )
-        image, variance, good = made["difference"], made["variance"], made["usable"] > 0
-        reached = made["reached"] > 0
-        mask, planes = self._mask(science, reference, forward, reached, kernel)
-        mask = xp.where(good | ((mask & planes.invalid) != 0), mask, mask | planes.bit("NO_DATA"))
-
-        zero = np.float32(0)
+        image, variance, good = made["difference"], made["variance"], made["usable"]
+        mask, planes = self._mask(science, reference, forward, made["reached"], good, kernel)
         assert fixed.psf is not None
-        planes_in = Inputs(
-            difference=xp.where(good, image, zero),
-            fixed=xp.where(good_fixed, fixed.variance, zero) * np.float32(scale**2),
-            moved=xp.where(good_moved, moved.variance, zero) * np.float32(scale**2),
-            good=good,
-            kernel=kernel,
-            psf=fixed.psf,
-            correlation_fixed=rho_fixed,
-            correlation_moved=rho_moved,
+        white, white_variance, snr, white_psf = score(
+            Planes(image, fixed.variance, moved.variance, good, good_fixed, good_moved, scale**2),
+            kernel,
+            fixed.psf,
+            rho_fixed,
+            rho_moved,
         )
-        white, white_variance, snr, white_psf = score(planes_in)
 
         self._report(ctx, image, variance, snr, good, rho_fixed, rho_moved, forward)
         common = {"mask": mask, "planes": planes}
@@ -150,29 +146,40 @@ class Difference(Stage[DifferenceConfig]):
         return {"difference": difference, "whitened": whitened, "score": score_plane, "matched": matched}
 
     def _mask(
-        self, science: Exposure, reference: Exposure, forward: bool, reached: Array, kernel: MatchKernel
+        self,
+        science: Exposure,
+        reference: Exposure,
+        forward: bool,
+        reached: Array,
+        usable: Array,
+        kernel: MatchKernel,
     ) -> tuple[Array, MaskPlanes]:
         """Bits of both images by name, the reference's as ``*_TEMPLATE``; those of the convolved image grown."""
-        xp = science.backend.xp
         template = {n: f"{n}_TEMPLATE" for n in reference.planes}
         planes = science.planes.union(template.values() if reference.mask is not None else ("EDGE_TEMPLATE",))
-        out = xp.zeros(science.shape, np.int32)
-        reach = _reach(kernel, self.config.lost_weight)
-        for exposure, rename, grow in ((science, {}, not forward), (reference, template, forward)):
-            if exposure.mask is None:
-                continue
-            out |= exposure.planes.translate(exposure.mask, planes, rename)
-            if not grow:
-                continue
-            for name in INVALID:
-                bit = exposure.planes.bit(name)
-                here = (exposure.mask & bit) != 0
-                if bit and bool(here.any()):
-                    box = exposure.backend.ndimage.maximum_filter(here.astype(np.uint8), 2 * reach + 1) > 0
-                    out |= xp.where(box & reached, np.int32(planes.bit(rename.get(name, name))), np.int32(0))
-        # what is reached and has no bit of its own yet was reached past the edge of the frame
-        edge = planes.bit("EDGE_TEMPLATE" if forward and "EDGE_TEMPLATE" in planes else "EDGE")
-        out |= xp.where(reached & ((out & planes.invalid) == 0), np.int32(edge), np.int32(0))
+        masks, bits, spreading = [], [], []
+        for exposure, rename in ((science, {}), (reference, template)):
+            missing = exposure.mask is None
+            masks.append(exposure.backend.xp.zeros(science.shape, np.int32) if missing else exposure.mask)
+            bits.append(
+                exposure.planes.renumbered(exposure.planes if missing else planes, rename if not missing else {})
+            )
+            spreading.append(0 if missing else exposure.planes.bit(*INVALID))
+        moved, fixed = (1, 0) if forward else (0, 1)
+        out = merge_masks(
+            masks[moved],
+            masks[fixed],
+            bits[moved],
+            bits[fixed],
+            spreading[moved],
+            reached,
+            usable,
+            _reach(kernel, self.config.lost_weight),
+            planes.invalid,
+            # what is reached and has no bit of its own yet was reached past the edge of the frame
+            planes.bit("EDGE_TEMPLATE" if forward and "EDGE_TEMPLATE" in planes else "EDGE"),
+            planes.bit("NO_DATA"),
+        )
         return out, planes
 
     def _report(
@@ -188,16 +195,17 @@ class Difference(Stage[DifferenceConfig]):
     ) -> None:
         backend = ctx.backend
         xp = backend.xp
-        every = max(1, int(np.sqrt(image.size / 1e6)))
-        ok = good[::every, ::every]
-        share = float(good.mean())
+        every = max(1, int(np.sqrt(image.size / SAMPLES)))
+        sample = np.s_[::every, ::every]
+        ok = good[sample]
+        z = xp.stack([image[sample] / xp.sqrt(variance[sample]), snr[sample]])
+        spread = _robust_std(xp, xp.where(ok & xp.isfinite(z), z, np.float32(np.nan)).reshape(2, -1))
+        share, noise, score_std = to_host(xp.concatenate([good.mean(dtype=np.float64)[None], spread])).tolist()
         ctx.metric("usable_fraction", share)
-        if not bool(ok.any()):
+        if not np.isfinite(noise):
             raise InputError("difference: no pixel is usable in both images")
-        z = (image[::every, ::every] / xp.sqrt(variance[::every, ::every]))[ok]
-        ctx.metric("noise_ratio", _robust_std(xp, z))
-        s = snr[::every, ::every][ok]
-        ctx.metric("snr_std", _robust_std(xp, s[xp.isfinite(s)]))
+        ctx.metric("noise_ratio", noise)
+        ctx.metric("snr_std", score_std)
         for role, rho in (
             ("science", rho_fixed if forward else rho_moved),
             ("reference", rho_moved if forward else rho_fixed),
@@ -210,18 +218,21 @@ class Difference(Stage[DifferenceConfig]):
 
 def _doubt(moved: Exposure, filled: Array, good: Array) -> Array:
     """How wrong the filling of a bad pixel may be: as the light around it, or, saturated, as what it may hide."""
-    xp = moved.backend.xp
-    doubt = xp.abs(filled)
-    if moved.mask is not None:
-        saturated = (moved.mask & moved.planes.bit("SAT")) != 0
-        light = xp.where(xp.isfinite(moved.image), xp.abs(moved.image), np.float32(0))
-        doubt = xp.where(saturated, np.float32(HIDDEN) * xp.maximum(doubt, light), doubt)
-    return xp.where(good, np.float32(0), doubt)
+    mask = moved.backend.xp.zeros(moved.shape, np.int32) if moved.mask is None else moved.mask
+    saturated = moved.planes.bit("SAT")
+    return DOUBT(good=good, filled=filled, image=moved.image, mask=mask, saturated=saturated, hidden=HIDDEN)["doubt"]
 
 
-def _robust_std(xp: Any, values: Array) -> float:
-    """1.4826 MAD: of the whole field, sources included, a check and never a divisor."""
-    return float(1.4826 * xp.median(xp.abs(values - xp.median(values))))
+def _robust_std(xp: Any, values: Array) -> Array:
+    """1.4826 MAD of each row (k, n), NaN left out: of the whole field, sources included, a check, never a divisor."""
+
+    def median(rows: Array) -> Array:
+        rows = xp.sort(rows, axis=1)  # NaN last
+        count = xp.isfinite(rows).sum(axis=1, keepdims=True)
+        low, high = (xp.take_along_axis(rows, k, axis=1) for k in (xp.maximum(count - 1, 0) // 2, count // 2))
+        return 0.5 * (low + high)
+
+    return 1.4826 * median(xp.abs(values - median(values)))[:, 0].astype(np.float64)
 
 
 def _background(backend: Backend, kernel: MatchKernel, u_: np.ndarray, v: np.ndarray) -> Array:

@@ -14,14 +14,14 @@ from cases import (
     extrema,
     fill_masked,
     fit_lobes,
-    peak_flags,
+    merge_masks,
     spline_coefficients,
     stamp_basis,
     subtract_lobes,
 )
 
 from skydelta.kernels.convolve import FIELD_ROWS
-from skydelta.kernels.core.fused import chains
+from skydelta.kernels.core.fused import C_TYPES, chains
 from skydelta.kernels.core.spec import registry, resolve_target
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
 
@@ -127,6 +127,24 @@ def test_filling(tmp_path, rng):
     got = support_host_cuda.run(tmp_path, "convolve.cuh", body, inputs, {"out": (np.float32, shape)})
     want, _ = reference("fill_masked", case)
     close(got["out"][~good], want[~good], "fill_masked")
+
+
+@pytest.mark.parametrize("shape", [(37, 53), (3, 100)])
+def test_masks(tmp_path, rng, shape):
+    case = merge_masks.make(rng, shape)
+    h, w = shape
+    body = f"""
+    for (int i = 0; i < {h * w}; ++i) {{
+      out[i] = translate_bits(moved[i], moved_bits) | translate_bits(fixed[i], fixed_bits);
+      if (!reached[i]) continue;
+      const int around = bits_around(moved, {h}, {w}, i / {w}, i % {w}, {case["reach"]}, {case["spreading"]});
+      out[i] |= translate_bits(around, moved_bits);
+    }}
+    """
+    inputs = {name: case[name] for name in ("moved", "fixed", "moved_bits", "fixed_bits")}
+    inputs["reached"] = case["reached"].astype(np.uint8)
+    got = support_host_cuda.run(tmp_path, "masks.cuh", body, inputs, {"out": (np.int32, shape)})["out"]
+    np.testing.assert_array_equal(got, reference("merge_masks", case | {"edge": 0, "no_data": 0}))
 
 
 def test_stamp_basis(tmp_path, rng):
@@ -303,15 +321,26 @@ def test_fused_chain(tmp_path, rng, name):
     want = chain(**case)
     host = "struct Index { int x; };\nstatic Index blockIdx, blockDim, threadIdx;\n#define __global__ static\n"
     (tmp_path / "chain.cuh").write_text(host + chain.source.text)
-    planes = {f"p_{n}": case[n] for n in chain.planes}
+    plain = {"bool": np.uint8, "complex64": np.float32}  # what a C++ vector holds
+
+    def pointer(kind, n):
+        return f"({C_TYPES[chain.types[n]]}*){kind}_{n}"
+
+    def stored(a):
+        return a.view(plain.get(a.dtype.name, a.dtype))
+
+    arrays = {n: stored(case[n]) for n in (*chain.planes, *chain.per_tile)}
     scalars = [f"(float){float(np.float32(case[n]))!r}" for n in chain.scalars]
-    arguments = ", ".join([*planes, *scalars, *(f"o_{n}" for n in chain.outputs), str(37 * 53)])
+    made = [pointer("o", n) for n in chain.outputs]
+    pixels = ["53"] if chain.per_tile else []
+    arguments = ", ".join([*(pointer("p", n) for n in arrays), *pixels, *scalars, *made, str(37 * 53)])
     body = f"""
     blockDim.x = 64;
     for (blockIdx.x = 0; blockIdx.x < 31; ++blockIdx.x)
       for (threadIdx.x = 0; threadIdx.x < 64; ++threadIdx.x) {chain.entry}({arguments});
     """
-    outputs = {f"o_{n}": (want[n].dtype, want[n].shape) for n in chain.outputs}
-    got = support_host_cuda.run(tmp_path, "chain.cuh", body, planes, outputs)
+    outputs = {f"o_{n}": (stored(a).dtype, stored(a).shape) for n, a in want.items()}
+    inputs = {f"p_{n}": a for n, a in arrays.items()}
+    got = support_host_cuda.run(tmp_path, "chain.cuh", body, inputs, outputs)
     for n, plane in want.items():
-        np.testing.assert_array_equal(got[f"o_{n}"], plane)
+        np.testing.assert_array_equal(got[f"o_{n}"].view(plane.dtype), plane)

@@ -139,7 +139,8 @@ def test_fused_chain_equals_its_steps(name, shape, monkeypatch):
     monkeypatch.setattr("skydelta.kernels.core.fused._chains", {})
     for step in chain.steps:
         scalars = tuple(n for n in step.inputs if n in chain.scalars)
-        one = FusedKernel(f"{name}_{step.name}", (step,), chain.types, step.outputs, scalars)
+        per_tile = tuple(n for n in step.inputs if n in chain.per_tile)
+        one = FusedKernel(f"{name}_{step.name}", (step,), chain.types, step.outputs, scalars, per_tile)
         have |= one(**{n: have[n] for n in step.inputs})
     assert_same(got, {n: have[n] for n in chain.outputs})
 

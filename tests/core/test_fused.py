@@ -131,12 +131,44 @@ def test_planes_are_what_no_step_makes(define):
         ({"outputs": ("nothing",)}, "no type"),
         ({"outputs": ("a",)}, "no step makes the output a"),
         ({"scalars": ("factor", "d")}, "a step writes the scalar d"),
-        ({"types": TYPES | {"m": "int16"}}, "no type in float32, float64, int32 for m"),
+        ({"types": TYPES | {"m": "int16"}}, "no type in float32, float64, int32, bool, complex64 for m"),
     ],
 )
 def test_a_wrong_definition_says_what_is_wrong(define, changes, message):
     with pytest.raises(ValueError, match=message):
         define(**changes)
+
+
+@inline
+def clipped(a, least):
+    return a if a > least else least
+
+
+CLIP = {
+    "steps": (Step("clip", ("a", "least"), ("d",), clipped, "clipped", "chain.cuh"),),
+    "types": dict.fromkeys(("a", "least", "d"), "float32"),
+    "outputs": ("d",),
+    "scalars": (),
+    "per_tile": ("least",),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 7), (4, 6)])
+def test_one_number_for_each_image_of_a_stack(define, rng, shape):
+    a, least = (rng.normal(size=s).astype(np.float32) for s in (shape, shape[:1]))
+    got = define(**CLIP)(a=a, least=least)["d"]
+    np.testing.assert_array_equal(got, np.maximum(a, least.reshape(-1, *[1] * (len(shape) - 1))), strict=True)
+    with pytest.raises(ValueError, match=r"least is float32 \(1,\), expected float32 \("):
+        define(**CLIP, name="other")(a=a, least=least[:1])
+
+
+def test_outputs_go_where_they_are_sent(define, rng):
+    a, least = (rng.normal(size=s).astype(np.float32) for s in ((5, 3, 7), 5))
+    chain, stack = define(**CLIP), np.empty((2, 5, 3, 7), np.float32)
+    assert np.shares_memory(chain(out={"d": stack[1]}, a=a, least=least)["d"], stack)
+    np.testing.assert_array_equal(stack[1], chain(a=a, least=least)["d"])
+    with pytest.raises(ValueError, match="d to write to is not C-contiguous"):
+        chain(out={"d": np.empty((5, 7, 3), np.float32).transpose(0, 2, 1)}, a=a, least=least)
 
 
 def test_a_name_is_used_once(define):
