@@ -223,20 +223,25 @@ def score_image(
     del made
 
     pad = kernels.match.shape[-1] // 2 + 2 * kernels.reach
-    size = fft_length(backend, max(max(np.diff(grid.edges(axis))) for axis in (0, 1)) + 2 * pad)
+    size = fft_length(backend, max(int(np.diff(grid.edges(axis)).max()) for axis in (0, 1)) + 2 * pad)
     powers = [_power(backend, c, size) for c in (kernels.correlation_fixed, kernels.correlation_moved)]
     powers = [None if p is None else p.astype(np.float32) for p in powers]
     blocks = Blocks(grid, TOGETHER[backend.kind], pad, size)
 
     def scored(block: Tile, *cuts: Array) -> Array:
         here, members = backend_of(cuts[0]), blocks.members(block.row, block.column)
-        edges = [np.array(e) for e in blocks.edges(block.row, block.column)]
-        starts = [e[:-1] - pad - origin for e, origin in zip(edges, (block.halo.y0, block.halo.x0), strict=True)]
-        stack, usable = cut_tiles(*cuts, *starts, size, planes.scale)
+        rows, columns = (np.array(e) for e in blocks.edges(block.row, block.column))
+        first_row, first_column = rows[:-1] - pad - block.halo.y0, columns[:-1] - pad - block.halo.x0
+        difference, fixed, moved, *good = cuts
+        stack, usable = cut_tiles(
+            difference, fixed, moved, good[0], good[1], good[2], first_row, first_column, size, planes.scale
+        )
         mine = copy_to(filters[(slice(None), *members)], here).reshape(len(FILTERS), -1, *filters.shape[-2:])
         level_fixed, level_moved, least = copy_to(numbers[(slice(None), *members)], here).reshape(3, -1)
         fixed, moved = (None if p is None else copy_to(p, here) for p in powers)
-        return _score_stack(stack, usable, mine, (level_fixed, level_moved, least), (fixed, moved), edges, pad)
+        return _score_stack(
+            stack, usable, mine, (level_fixed, level_moved, least), (fixed, moved), (rows, columns), pad
+        )
 
     out = map_tiles(scored, planes.arrays, blocks, devices or DeviceSet.of(backend), planes=(3,))
     return out, to_host(own).reshape(*grid.counts, *own.shape[1:])
@@ -253,7 +258,7 @@ def _score_stack(
     filters: Array,
     numbers: tuple[Array, Array, Array],
     powers: tuple[Array | None, Array | None],
-    edges: list[np.ndarray],
+    edges: tuple[np.ndarray, np.ndarray],
     pad: int,
 ) -> Array:
     """Whitened pixels, variance and S/N of the cores of a block, float32 (3, h, w).
@@ -291,7 +296,7 @@ def _score_stack(
     names = ("inverse", "variance", "signal")
     weighed = WEIGH(out=dict(zip(names, stack, strict=True)), whitened=whitened, raw=raw, floor=floor, usable=usable)
     weight, plain, signal = through(CORRELATE, **dict(zip(names, fft.rfft2(stack), strict=True)), **own)
-    return join_tiles(whitened, weighed["variance"], exact, weight, plain, signal, usable, *edges, pad)
+    return join_tiles(whitened, weighed["variance"], exact, weight, plain, signal, usable, edges[0], edges[1], pad)
 
 
 MATCHED_TILE = 256

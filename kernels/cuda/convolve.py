@@ -69,6 +69,6 @@ def fill_masked(image: Array, variance: Array, good: Array, sigma: float) -> tup
     side, scalars = SIDE + len(taps) - 1, [np.int32(i) for i in (h, w, len(taps) // 2)]
     shared = 4 * side * (side + SIDE)
     launch = kernel("convolve.cu", "fill_masked", (), shared)
-    arguments = (image, variance, good, backend.asarray(taps), *scalars, *out)
+    arguments = (*(backend.asarray(a) for a in (image, variance, good, taps)), *scalars, *out)
     launch((-(-w // SIDE), -(-h // SIDE)), (SIDE * SIDE,), arguments, shared_mem=shared)
     return out

@@ -27,8 +27,8 @@ def merge_masks(
     backend = backend_of(moved)
     h, w = moved.shape
     out = backend.xp.empty(moved.shape, np.int32)
-    tables = [backend.asarray(a) for a in (moved_bits, fixed_bits)]
+    planes = [backend.asarray(a) for a in (moved, fixed, moved_bits, fixed_bits)]
     scalars = [np.int32(i) for i in (h, w, reach, invalid, edge, no_data)]
-    arguments = (moved, fixed, *tables, np.int32(spreading), reached, usable, *scalars, out)
+    arguments = (*planes, np.int32(spreading), reached, usable, *scalars, out)
     kernel("masks.cu", "merge_masks")((-(-w // BLOCK[0]), -(-h // BLOCK[1])), BLOCK, arguments)
     return out

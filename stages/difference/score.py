@@ -60,9 +60,9 @@ def score(
     beyond = max(psfs.shape[-1] // 2 - 2 * reach, 0)
     psfs = psfs[:, beyond : psfs.shape[1] - beyond, beyond : psfs.shape[2] - beyond]
     around = kernels.shape[-1] // 2 + 2 * reach
-    levels = _sky_levels(planes, grid, around)
+    fixed, moved = _sky_levels(planes, grid, around)
     made, own = score_image(
-        planes, Kernels(kernels, psfs, *levels, correlation_fixed, correlation_moved, reach), grid, devices
+        planes, Kernels(kernels, psfs, fixed, moved, correlation_fixed, correlation_moved, reach), grid, devices
     )
     nx = grid.counts[1]
     return made[0], made[1], made[2], GridPsf(own, x[:nx], y[::nx])
