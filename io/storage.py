@@ -8,6 +8,7 @@ sees FITS blocks. Routes that read straight into device memory follow the same p
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
 import os
@@ -164,8 +165,11 @@ def _decompress(path: Path, kind: str, data: bytes) -> bytes:
         raise InputError(f"{path}: damaged {kind} stream of {len(data)} bytes: {e}") from None
 
 
-def write_bytes(path: Path, data: bytes) -> Path:
+def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
     """Write under a temporary name in the same folder, flush to disk, rename; nothing is left behind on failure.
+
+    The parts follow each other; arrays are uint8 (n,). A process that is killed meanwhile leaves what was at ``path``
+    before, and a hidden ``.NAME.*.part`` beside it.
 
     Raises
     ------
@@ -175,18 +179,37 @@ def write_bytes(path: Path, data: bytes) -> Path:
     temporary = None
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            for part in parts:
+                _write_all(file.fileno(), part.data if isinstance(part, np.ndarray) else memoryview(part))
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     except OSError as e:
         raise InputError(f"{path}: cannot be written: {e.strerror or e}") from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
     return path
+
+
+def _write_all(fd: int, part: memoryview) -> None:
+    """All of a buffer: one call may take less of it."""
+    while len(part):
+        part = part[os.write(fd, part[: 1 << 30]) :]
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename last through a loss of power; file systems that cannot flush a folder say so and need not."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
 
 
 def _umask() -> int:

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from astropy import units as u
 from astropy.io import fits
 from pydantic import Field
 
 from skydelta.errors import ConfigError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
-from skydelta.io.fits.writer import exposure_hdus, image_hdu, kernel_hdu, table_hdu, write_hdus
+from skydelta.io.fits.writer import exposure_hdus, kernel_hdu, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import cutouts
@@ -68,12 +67,11 @@ class Write(Stage[WriteConfig]):
             )
         out = ctx.out
         out.mkdir(parents=True, exist_ok=True)
-        planes = exposure_hdus(difference)
+        planes = exposure_hdus(difference, {"SNR": score.image})
         for i, flag in enumerate(sorted(ctx.earlier)):
             planes[0].header[f"SDFLAG{i}"] = (flag, "what to know about this difference")
-        snr = image_hdu("SNR", score.image, difference, u.dimensionless_unscaled)
-        after_mask = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
-        planes[after_mask:after_mask] = [snr, kernel_hdu(kernel)]
+        before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
+        planes.insert(before, kernel_hdu(kernel))
         write_hdus(out / "difference.fits", planes)
         catalog.save(out / "catalog.ecsv")
         catalog.save(out / "catalog.parquet")

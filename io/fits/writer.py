@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from astropy import units as u
@@ -14,97 +14,202 @@ from astropy.io import fits
 from astropy.table import Table
 
 from skydelta import __version__
+from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
+from skydelta.io.fits.compressed import Compression, compressed, takes
+from skydelta.io.fits.layout import BLOCK
 from skydelta.io.header import unit_text
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.psf import GridPsf, PixelPsf, Psf
 from skydelta.io.storage import write_bytes
 from skydelta.io.wcs import wcs_cards
 from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.encode import add_words, big_endian, word_sum
 
 CHECKED = "by skydelta"
 """Fixed text of the checksum comments: the writer's default is the time, and equal data must give equal bytes."""
 
+SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}
+"""Bytes of a pixel that FITS stores, by kind of number."""
 
-def write_hdus(path: str | Path, hdus: Iterable[Any]) -> None:
-    """Write an empty primary and these HDUs, with checksums on every HDU; the file is whole or absent.
+
+class Image:
+    """An image HDU whose pixels stay where they are until they are encoded.
+
+    Attributes
+    ----------
+    header : astropy.io.fits.Header
+        Of the image without compression; cards may be added.
+    pixels : array (H, W)
+        Integers or floats, on any device.
 
     Raises
     ------
     InputError
-        The folder is missing or cannot be written.
+        FITS has no such type of pixels.
+    """
+
+    def __init__(self, name: str, pixels: Array, cards: fits.Header | None = None) -> None:
+        if pixels.dtype.itemsize not in SIZES.get(pixels.dtype.kind, ()):
+            raise InputError(f"{name}: pixels of {pixels.dtype} cannot be written to FITS")
+        # astropy makes the structural cards, from an array that takes no memory
+        self._cards = fits.ImageHDU(np.broadcast_to(np.zeros((), pixels.dtype), pixels.shape), cards, name=name)
+        self.header: fits.Header = self._cards.header
+        self.pixels = pixels
+
+    @property
+    def name(self) -> str:
+        return self._cards.name
+
+    def encode(self, compression: Compression | None) -> list[Any]:
+        """The bytes of the HDU in parts, checksums in its header."""
+        self._cards.verify("exception")
+        # FITS stores unsigned integers of 16 bits or more, and signed ones of 8, by an offset of half their range
+        unsigned = (self.pixels.dtype.kind, self.pixels.dtype.itemsize > 1) in (("u", True), ("i", False))
+        if compression is None or not takes(self.pixels):
+            data, total = big_endian(self.pixels, unsigned)
+            return _with_checksums(self.header.copy(), [to_host(data)[: self.pixels.nbytes]], total)
+        header, parts = compressed(self.header, self.pixels, unsigned, compression)
+        joined = np.concatenate(parts)
+        return _with_checksums(header, [joined], word_sum(joined))
+
+
+def _with_checksums(header: fits.Header, parts: list[np.ndarray], total: int) -> list[Any]:
+    """Header and data unit, each filled up to whole blocks; ``total`` is the checksum of the data."""
+    header["DATASUM"] = (str(total), CHECKED)
+    header.set("CHECKSUM", "0" * 16, CHECKED, before="DATASUM")
+    text = header.tostring().encode("ascii")
+    header["CHECKSUM"] = checksum_text(add_words(word_sum(np.frombuffer(text, np.uint8)), total))
+    return [header.tostring().encode("ascii"), *parts, bytes(-sum(map(len, parts)) % BLOCK)]
+
+
+def checksum_text(total: int) -> str:
+    """The 16 letters and digits that make a sum of words come out as all ones (FITS 4.0, appendix J).
+
+    Each byte of the complement is split over four characters, punctuation avoided by moving one up and its partner
+    down, and the whole is turned by one byte, because a card's value starts there in its word.
+    """
+    punctuation = {*range(0x3A, 0x41), *range(0x5B, 0x61)}
+    characters = bytearray(16)
+    for i, byte in enumerate((~total & 0xFFFFFFFF).to_bytes(4, "big")):
+        four = [byte // 4 + 0x30] * 4
+        four[0] += byte % 4
+        while punctuation & set(four):
+            for j in (0, 2):
+                if punctuation & set(four[j : j + 2]):
+                    four[j], four[j + 1] = four[j] + 1, four[j + 1] - 1
+        characters[i::4] = four
+    return (characters[-1:] + characters[:-1]).decode("ascii")
+
+
+def write_hdus(path: str | Path, hdus: Iterable[Any], compression: Compression | None = None) -> None:
+    """Write an empty primary and these HDUs, with checksums on every HDU; the file is whole or absent.
+
+    Parameters
+    ----------
+    path : str or Path
+    hdus : iterable of Image or astropy HDU
+        astropy's are written as they are; they are small.
+    compression : Compression, optional
+        Of every `Image`.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or cannot be written, or the disk is full.
     """
     primary = fits.PrimaryHDU()
     primary.header["CREATOR"] = (f"skydelta {__version__}", "program and version")
+    parts: list[Any] = []
+    for hdu in (primary, *hdus):
+        parts += hdu.encode(compression) if isinstance(hdu, Image) else [_astropy_bytes(hdu)]
+    write_bytes(Path(path), *parts)
+
+
+def _astropy_bytes(hdu: Any) -> bytes:
+    """An HDU of astropy as bytes."""
+    hdu.add_checksum(when=CHECKED)
+    alone = isinstance(hdu, fits.PrimaryHDU)
     buffer = io.BytesIO()
-    all_hdus = fits.HDUList([primary, *hdus])
-    for hdu in all_hdus:
-        hdu.add_checksum(when=CHECKED)
-    all_hdus.writeto(buffer, output_verify="exception")
-    write_bytes(Path(path), buffer.getvalue())
+    fits.HDUList([hdu] if alone else [fits.PrimaryHDU(), hdu]).writeto(buffer, output_verify="exception")
+    return buffer.getvalue() if alone else buffer.getvalue()[BLOCK:]
 
 
-def write(exposure: Exposure, path: str | Path) -> None:
+def write(
+    exposure: Exposure,
+    path: str | Path,
+    compression: Literal["RICE_1", "GZIP_2"] | None = None,
+    *,
+    quantise_level: float = 16.0,
+    tile: tuple[int, int] | None = None,
+) -> None:
     """Write an Exposure: SCI, then VAR, DQ and PSF where it has them. `read` gives it back.
 
     Parameters
     ----------
     exposure : Exposure
-        On any device.
+        On any device: pixels are encoded there (all but GZIP_2), and only what is written comes to the host.
     path : str or Path
+    compression : {"RICE_1", "GZIP_2"}, optional
+        In tiles, of SCI, VAR and DQ. Integers, so every mask, and all of GZIP_2 are lossless. RICE_1 quantises floats
+        with SUBTRACTIVE_DITHER_2: NaN and exact zeros stay what they are, tiles without measurable noise stay
+        lossless. 64-bit integers are not compressed.
+    quantise_level : float
+        Steps of RICE_1 in one standard deviation of a tile's noise, 1 to 1000: values are off by half a step at most.
+    tile : (int, int), optional
+        Rows and columns of a tile; one row when not given.
 
     Raises
     ------
     InputError
-        The folder cannot be written, or the WCS has no header form.
+        The folder cannot be written, the disk is full, the WCS has no header form, or FITS no such type of pixels.
+    ConfigError
+        A value of the compression is not allowed.
     """
-    write_hdus(path, exposure_hdus(exposure))
+    chosen = None if compression is None else Compression(compression, quantise_level, tile)
+    write_hdus(path, exposure_hdus(exposure), chosen)
 
 
-def exposure_hdus(exposure: Exposure) -> list[Any]:
+def exposure_hdus(exposure: Exposure, further: Mapping[str, Array] | None = None) -> list[Any]:
     """SCI, VAR (``UTYPE`` VarianceUncertainty), DQ (``MP_*`` cards name the bits) and PSF of an exposure.
 
-    The lookup tables of a distortion, if the WCS has any, follow as D2IMARR and WCSDVARR.
+    Planes without a unit that are ``further`` given by name come after DQ. The lookup tables of a distortion, if the
+    WCS has any, follow as D2IMARR and WCSDVARR.
 
     Raises
     ------
     InputError
         The WCS cannot be written (`skydelta.io.wcs.wcs_cards`).
     """
-    out = [image_hdu("SCI", exposure.image, exposure, exposure.unit, exposure.header)]
+    wcs, tables = (None, []) if exposure.wcs is None else wcs_cards(exposure.wcs)
+    out: list[Any] = [image_hdu("SCI", exposure.image, wcs, exposure.unit, exposure.header)]
     if exposure.variance is not None:
         squared = None if exposure.unit is None else exposure.unit**2
-        hdu = image_hdu("VAR", exposure.variance, exposure, squared)
+        hdu = image_hdu("VAR", exposure.variance, wcs, squared)
         hdu.header["UTYPE"] = ("VarianceUncertainty", "what astropy's CCDData reads this as")
         out.append(hdu)
     if exposure.mask is not None:
-        out.append(mask_hdu(exposure))
+        hdu = image_hdu("DQ", exposure.mask, wcs, None)
+        for plane, bit in exposure.planes.bits:
+            key = f"MP_{plane}"
+            hdu.header[key if len(key) <= 8 else f"HIERARCH {key}"] = (bit, "bit")
+        out.append(hdu)
+    out += [image_hdu(n, plane, wcs, u.dimensionless_unscaled) for n, plane in (further or {}).items()]
     if exposure.psf is not None:
         out.append(psf_hdu(exposure.psf))
-    if exposure.wcs is not None:
-        out += wcs_cards(exposure.wcs)[1]
-    return out
+    return out + tables
 
 
 def image_hdu(
-    name: str, plane: Array, exposure: Exposure, unit: u.UnitBase | None, header: fits.Header | None = None
-) -> fits.ImageHDU:
-    """One plane as an image HDU with unit and the WCS of the exposure."""
+    name: str, plane: Array, wcs: fits.Header | None, unit: u.UnitBase | None, header: fits.Header | None = None
+) -> Image:
+    """One plane as an image HDU with the cards of a WCS and its unit."""
     cards = fits.Header() if header is None else header.copy()
-    if exposure.wcs is not None:
-        cards.extend(wcs_cards(exposure.wcs)[0], end=True)
-    hdu = fits.ImageHDU(np.ascontiguousarray(to_host(plane)), cards, name=name)
+    if wcs is not None:
+        cards.extend(wcs, end=True)
+    hdu = Image(name, plane, cards)
     if unit is not None:
         hdu.header["BUNIT"] = (unit_text(unit), "unit of the pixels")
-    return hdu
-
-
-def mask_hdu(exposure: Exposure) -> fits.ImageHDU:
-    """The mask, its planes named by ``MP_*`` cards."""
-    hdu = image_hdu("DQ", exposure.mask, exposure, None)
-    for plane, bit in exposure.planes.bits:
-        key = f"MP_{plane}"
-        hdu.header[key if len(key) <= 8 else f"HIERARCH {key}"] = (bit, "bit")
     return hdu
 
 

@@ -85,6 +85,7 @@ FRONTS = (
     "convolve",
     "cutouts",
     "detect",
+    "encode",
     "fit",
     "masks",
     "normal_equations",

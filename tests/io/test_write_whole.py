@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A file under its name is whole, whatever stops the process that writes it."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy.io import fits
+
+from skydelta.io import storage
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.writer import write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FOREVER = """
+import sys
+import numpy as np
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.writer import write
+rng = np.random.default_rng(1)
+image = rng.normal(100, 3, (1500, 1000)).astype(np.float32)
+compression = None if sys.argv[2] == "None" else sys.argv[2]
+number = 0
+while True:
+    number += 1
+    write(Exposure(image + np.float32(number), mask=np.full(image.shape, number, np.int32)), sys.argv[1], compression)
+    print(number, flush=True)
+"""
+
+_ONCE = """
+import resource
+import sys
+import numpy as np
+from skydelta.errors import InputError
+from skydelta.io.exposure import Exposure
+from skydelta.io.fits.writer import write
+if sys.argv[3] != "0":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+image = np.random.default_rng(1).normal(100, 3, (500, 400)).astype(np.float32)
+try:
+    write(Exposure(image), sys.argv[1], None if sys.argv[2] == "None" else sys.argv[2])
+except InputError as e:
+    sys.exit(str(e))
+"""
+
+_UNPRIVILEGED = """
+import os
+import sys
+from pathlib import Path
+from skydelta.errors import InputError
+from skydelta.io.storage import write_bytes
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    write_bytes(Path(sys.argv[1]), b"new")
+except InputError as e:
+    sys.exit(str(e))
+"""
+
+
+def child(code, *arguments, **options):
+    """A Python process that has the package."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def assert_whole(path):
+    """Checksums of all HDUs; every pixel of both images from one call of the writer."""
+    with fits.open(path, checksum=True, disable_image_compression=True) as h:
+        for hdu in h:
+            assert hdu.verify_checksum() == 1
+            assert hdu.verify_datasum() == 1
+    with fits.open(path) as h:
+        number = np.unique(h["DQ"].data)
+        assert len(number) == 1
+        assert abs(h["SCI"].data.mean() - 100 - number[0]) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", [None, "RICE_1"])
+def test_killed_while_it_writes(tmp_path, compression):
+    rng = np.random.default_rng(8)
+    target = tmp_path / "e.fits"
+    for _ in range(4):
+        with child(_FOREVER, target, compression) as process:
+            assert process.stdout.readline().strip() == "1"  # compiled and written once
+            time.sleep(rng.uniform(0, 0.15))
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert_whole(target)
+        shown = [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")]
+        assert shown == ["e.fits"]
+
+
+@pytest.mark.parametrize("compression", ["None", "RICE_1", "GZIP_2"])
+def test_no_room(tmp_path, compression):
+    target = tmp_path / "e.fits"
+    target.write_bytes(b"old")
+    process = child(_ONCE, target, compression, 100_000)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert said == f"{target}: cannot be written: {os.strerror(errno.EFBIG)}\n"
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["e.fits"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """As a user without rights: root may write anywhere."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o055)
+    folder.chmod(0o555)
+    process = child(_UNPRIVILEGED, folder / "e.fits")
+    _, said = process.communicate(timeout=120)
+    assert said == f"{folder / 'e.fits'}: cannot be written: {os.strerror(errno.EACCES)}\n"
+    assert not list(folder.iterdir())
+
+
+def test_file_and_folder_are_flushed_around_the_rename(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched(fd):
+        done.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def renamed(a, b):
+        done.append("rename")
+        replace(a, b)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(os, "replace", renamed)
+    write(Exposure(np.zeros((3, 4), np.float32)), tmp_path / "e.fits")
+    assert done == ["file", "rename", "folder"]
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda fd, part: whole(fd, part[: max(1, len(part) // 3)]))
+    data = np.random.default_rng(0).integers(0, 256, 100_001, np.uint8)
+    storage.write_bytes(tmp_path / "x", b"head", b"", data)
+    assert (tmp_path / "x").read_bytes() == b"head" + data.tobytes()
+
+
+def test_a_folder_that_cannot_be_flushed_is_no_failure(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def refuse(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    storage.write_bytes(tmp_path / "x", b"1")
+    assert (tmp_path / "x").read_bytes() == b"1"
