@@ -144,8 +144,8 @@ def quantise_tiles(image: Array, tile: tuple[int, int], level: float, seed: int)
     step, zero : float64 (tiles,)
         ZSCALE and ZZERO; tiles in raster order.
     good : bool (tiles,)
-        False where a tile cannot be quantised (no noise, too few pixels, an infinite value, a range of more than
-        `LEVELS` steps); its pixels, step and zero are then 0.
+        False where a tile cannot be quantised (no noise, or none that single precision holds, too few pixels, an
+        infinite value, a range of `LEVELS` steps or more); its pixels, step and zero are then 0.
     """
     return implementation(QUANTISE, backend_of(image))(image, tile, level, seed)
 

@@ -168,7 +168,7 @@ def _quantise(image, th, tw, nx, level, seed, table, pixels, step, zero, good):
             median = _select(bits, n, (n - 1) // 2)
             keys.view(np.uint32)[0] = median
             delta = NOISE * np.float64(keys[0]) / level
-        if not (delta > 0 and (high - low) / delta < LEVELS):
+        if not (0 < delta < np.inf and high - low < LEVELS * delta):
             pixels[y0:y1, x0:x1] = 0
             continue
         base = LOWEST if reserved else 0

@@ -49,8 +49,8 @@ def quantise_tiles(
         if len(distances) < LEAST or np.isinf(values).any():
             continue
         delta = NOISE * float(np.sort(distances)[(len(distances) - 1) // 2]) / level
-        low, high = values[usable].min(), values[usable].max()
-        if not delta > 0 or not (high - low) / delta < LEVELS:
+        low, high = (float(f(values[usable])) for f in (np.min, np.max))
+        if not 0 < delta < np.inf or not high - low < LEVELS * delta:
             continue
         base = 0 if usable.all() else LOWEST
         numbers = dither_numbers(t, seed, values.size).reshape(values.shape)

@@ -8,9 +8,18 @@ namespace {
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffffu;
 
-// Sum over the lanes of a warp, in every lane; integers only.
-template <typename T>
-__device__ __forceinline__ T warp_sum(T v) {
+// Sum over the lanes of a warp, in every lane.
+__device__ __forceinline__ unsigned warp_sum(unsigned v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(ALL, v);
+#else
+  for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
+  return v;
+#endif
+}
+
+// The same of 64 bits.
+__device__ __forceinline__ unsigned long long warp_sum_long(unsigned long long v) {
   for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
   return v;
 }
@@ -36,8 +45,11 @@ struct Box {
     width = minimum(tw, w - x0);
   }
   __device__ int count() const { return height * width; }
-  __device__ int column(int j) const { return j % width; }
-  __device__ size_t pixel(int j, int w) const { return (size_t)(y0 + j / width) * w + x0 + j % width; }
+  __device__ int column(int j) const { return height == 1 ? j : j % width; }
+  __device__ size_t pixel(int j, int w) const {
+    if (width == w) return (size_t)y0 * w + j;  // whole rows: no division
+    return (size_t)(y0 + j / width) * w + x0 + j % width;
+  }
 };
 
 // Key of the distance at pixel j of a tile, or false.
@@ -63,7 +75,7 @@ __global__ void __launch_bounds__(THREADS)
     out[i] = word;
     sum += reversed(word);
   }
-  sum = warp_sum(sum);
+  sum = warp_sum_long(sum);
   if ((threadIdx.x & 31) == 0) atomicAdd(total, sum);
 }
 
@@ -154,7 +166,7 @@ __global__ void __launch_bounds__(THREADS)
     __syncthreads();
   }
   const double delta = enough && !infinite ? product(to_noise, (double)__uint_as_float(prefix)) / level : 0.0;
-  const bool can = delta > 0.0 && (high - low) / delta < levels;
+  const bool can = quantisable(delta, low, high, levels);
   const int base = reserved ? lowest : 0;
   if (threadIdx.x == 0) {
     good[t] = can;
@@ -203,10 +215,10 @@ struct WarpBlock {
     if (lane == 0) before = start ? pixels[box.pixel(j - 1, w)] : pixel;
     first = pixel;
     v = lane < n ? mapped<T>(pixel, before) : 0u;
-    const unsigned long long sum = warp_sum((unsigned long long)v);
+    unsigned long long sum = warp_sum(v & 0xffffu);
+    if (Coder<T>::width == 32) sum += (unsigned long long)warp_sum(v >> 16) << 16;
     const int split = split_of(sum, n);
-    // a split position that is too high to be used would not fit the word
-    const unsigned long long high = warp_sum((unsigned long long)(v >> minimum(split, 31)));
+    const unsigned high = warp_sum(v >> split);  // fewer than 64: the mean is below two to the split + 1
     selector = selector_of<T>(sum, high, split, n);
     bits = block_bits<T>(selector, high, n);
   }
@@ -214,15 +226,15 @@ struct WarpBlock {
 
 }  // namespace
 
-// Bits of every block of every tile; `blocks` places a tile, those that it does not fill have no bits.
+// Bits of every block of every tile; `blocks` places a tile, `all` of them, those that a tile does not fill have no bits.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    rice_sizes(const T* __restrict__ pixels, int h, int w, int th, int tw, int nx, long long tiles, int blocks,
+    rice_sizes(const T* __restrict__ pixels, int h, int w, int th, int tw, int nx, unsigned all, int blocks,
                const bool* __restrict__ use, int* __restrict__ bits) {
-  const long long b = (long long)blockIdx.x * WARPS + (threadIdx.x >> 5);
-  if (b >= tiles * blocks) return;
-  const long long t = b / blocks;
-  const int k = (int)(b % blocks);
+  const unsigned b = blockIdx.x * WARPS + (threadIdx.x >> 5);
+  if (b >= all) return;
+  const unsigned t = b / (unsigned)blocks;
+  const int k = (int)(b - t * blocks);
   const Box box(t, h, w, th, tw, nx);
   int size = 0;
   if (use[t] && k * 32 < box.count()) {
@@ -236,22 +248,22 @@ __global__ void __launch_bounds__(THREADS)
 // each tile. Words that blocks share are joined by an atomic or of different bits; `out` is 0 before.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    rice_emit(const T* __restrict__ pixels, int h, int w, int th, int tw, int nx, long long tiles, int blocks,
+    rice_emit(const T* __restrict__ pixels, int h, int w, int th, int tw, int nx, unsigned all, int blocks,
               const bool* __restrict__ use, const long long* __restrict__ ends, const long long* __restrict__ offsets,
               unsigned* __restrict__ out) {
   constexpr int WORDS = 35;  // a first pixel, a selector and 32 verbatim pixels, begun in the last bit of a word
   __shared__ unsigned staged[WARPS][WORDS];
   const int lane = threadIdx.x & 31;
   unsigned* stage = staged[threadIdx.x >> 5];
-  const long long b = (long long)blockIdx.x * WARPS + (threadIdx.x >> 5);
-  if (b >= tiles * blocks) return;
-  const long long t = b / blocks;
-  const int k = (int)(b % blocks);
+  const unsigned b = blockIdx.x * WARPS + (threadIdx.x >> 5);
+  if (b >= all) return;
+  const unsigned t = b / (unsigned)blocks;
+  const int k = (int)(b - t * blocks);
   const Box box(t, h, w, th, tw, nx);
   if (!use[t] || k * 32 >= box.count()) return;
   const WarpBlock<T> block(pixels, box, k * 32, w);
 
-  const long long tile_start = t * blocks ? ends[t * blocks - 1] : 0, start = b ? ends[b - 1] : 0;
+  const long long tile_start = t ? ends[t * blocks - 1] : 0, start = b ? ends[b - 1] : 0;
   const long long position = 8 * offsets[t] + start - tile_start;
   int at = (int)(position & 31);
   for (int i = lane; i < WORDS; i += 32) stage[i] = 0u;

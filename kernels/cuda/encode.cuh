@@ -82,6 +82,11 @@ struct Dither {
   }
 };
 
+// Whether a tile can be told by integers: some noise, in single precision, and a range of fewer than `levels` steps.
+HD bool quantisable(double step, double low, double high, double levels) {
+  return step > 0.0 && is_finite(step) && high - low < product(levels, step);
+}
+
 // Steps above the smallest value, `low`, which is `base`; `rate` is one over the step.
 HD int step_of(double v, double low, double rate, double number, int base) {
   const double steps = product(v - low, rate) + number;  // not negative: the cast rounds down
@@ -113,15 +118,14 @@ HD unsigned mapped(T pixel, T before) {
   return (T)((T)(d << 1) ^ sign);
 }
 
-// floor(log2(mean)), 0 at least.
+// floor(log2(mean)), 0 at least. A mean of n numbers of 32 bits has 32 bits.
 HD int split_of(unsigned long long sum, int n) {
-  unsigned long long mean = sum / (unsigned)n;
-  int split = 0;
-  while (mean > 1) {
-    mean >>= 1;
-    ++split;
-  }
-  return split;
+  const unsigned mean = n == 32 ? (unsigned)(sum >> 5) : (unsigned)(sum / (unsigned)n);
+#ifdef __CUDA_ARCH__
+  return 31 - __clz((int)(mean | 1u));
+#else
+  return 31 - __builtin_clz(mean | 1u);
+#endif
 }
 
 // Selector of a block of n: 0 nothing but zeros, split + 1, or verbatim + 1. high: sum of v >> split.

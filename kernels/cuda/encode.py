@@ -64,13 +64,16 @@ def rice_encode(pixels: Array, tile: tuple[int, int], use: Array) -> tuple[Array
     ny, nx = tile_counts(plane.shape, tile)
     tiles = ny * nx
     blocks = -(-min(tile[0], h) * min(tile[1], w) // BLOCK)
+    if tiles * blocks >= 1 << 32:
+        raise ValueError(f"{tiles} tiles of {blocks} blocks are too many for one launch")
     bits = xp.empty(tiles * blocks, np.int32)
-    geometry = [*(np.int32(i) for i in (h, w, *tile, nx)), np.int64(tiles), np.int32(blocks)]
+    geometry = [*(np.int32(i) for i in (h, w, *tile, nx)), np.uint32(tiles * blocks), np.int32(blocks)]
     grid = (-(-tiles * blocks // WARPS),)
     kernel("encode.cu", "rice_sizes", template_args=(TYPES[size],))(grid, (THREADS,), (plane, *geometry, use, bits))
     ends = xp.cumsum(bits, dtype=np.int64)
-    tile_ends = ends[blocks - 1 :: blocks]
-    sizes = (xp.diff(tile_ends, prepend=xp.zeros(1, np.int64)) + 7) // 8
+    sizes = ends[blocks - 1 :: blocks].copy()
+    sizes[1:] -= ends[blocks - 1 : -1 : blocks]
+    sizes = (sizes + 7) >> 3
     byte_ends = xp.cumsum(sizes)
     total = int(byte_ends[-1])
     out = xp.zeros(-(-total // 4), np.uint32)

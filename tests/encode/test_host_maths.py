@@ -9,7 +9,7 @@ from cases import big_endian, quantise_tiles, rice_encode
 from skydelta.kernels.backend import CPU
 from skydelta.kernels.cpu import reference_encode as reference
 from skydelta.kernels.dither import dither_table
-from skydelta.kernels.encode import LOWEST, NOISE
+from skydelta.kernels.encode import LEVELS, LOWEST, NOISE
 
 TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}
 
@@ -81,7 +81,7 @@ def test_steps(rng, tmp_path, shape):
       union {{ unsigned u; float f; }} median;
       median.u = prefix;
       const double delta = product({NOISE!r}, (double)median.f) / {case["level"]};
-      if (!(delta > 0 && (high - low) / delta < 2147483584.0)) continue;
+      if (!quantisable(delta, low, high, {LEVELS})) continue;
       step[t] = delta;
       Dither d;
       d.begin(table, t, {case["seed"]});

@@ -12,6 +12,9 @@ def make(rng, shape):
     kind = np.float64 if number % 3 == 2 else np.float32
     image = rng.normal(200, 7, shape).astype(kind)
     image[rng.random(shape) < 0.02] += 5e4
+    if kind is np.float64:
+        image[-20:] *= 1e37
+        image[-10:] *= 1e262
     third = shape[0] // 3
     image[:third][rng.random((third, shape[1])) < 0.1] = np.nan
     image[third : 2 * third][rng.random((third, shape[1])) < 0.1] = 0
