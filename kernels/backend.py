@@ -54,16 +54,16 @@ class Backend:
     @property
     def fft(self) -> ModuleType:
         """A module with rfft2, irfft2 and next_fast_len that keeps float32."""
-        return importlib.import_module("cupyx.scipy.fft" if self.is_gpu else "scipy.fft")
+        return _module("cupyx.scipy.fft" if self.is_gpu else "scipy.fft")
 
     @property
     def ndimage(self) -> ModuleType:
-        return importlib.import_module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
+        return _module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
     @property
     def linalg(self) -> ModuleType:
         """A module with solve_triangular."""
-        return importlib.import_module("cupyx.scipy.linalg" if self.is_gpu else "scipy.linalg")
+        return _module("cupyx.scipy.linalg" if self.is_gpu else "scipy.linalg")
 
     def cholesky(self, a: Array) -> Array:
         """Lower Cholesky factor of a symmetric matrix.
@@ -75,15 +75,18 @@ class Backend:
         """
         if not self.is_gpu:
             return np.linalg.cholesky(a)
-        with importlib.import_module("cupyx").errstate(linalg="raise"):
+        with _module("cupyx").errstate(linalg="raise"):
             return cupy().linalg.cholesky(a)
 
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""
-        if self.is_gpu:
-            with cupy().cuda.Device(self.index):
+        if not self.is_gpu:
+            return np.ascontiguousarray(to_host(a), dtype=dtype)
+        with cupy().cuda.Device(self.index):
+            if _on_device(type(a)):
                 return cupy().ascontiguousarray(cupy().asarray(a, dtype=dtype))
-        return np.ascontiguousarray(to_host(a), dtype=dtype)
+            a = np.ascontiguousarray(a, dtype=dtype)
+            return _sent(a) if a.nbytes <= SMALL else cupy().asarray(a)
 
     def synchronize(self) -> None:
         if self.is_gpu:
@@ -91,6 +94,22 @@ class Backend:
 
 
 CPU = Backend("cpu", asked="cpu")
+
+SMALL = 1 << 16
+"""Bytes that the driver takes into its command buffer: sent so, an array costs a fraction of a staged copy."""
+
+
+def _sent(a: np.ndarray) -> Array:
+    """A small C-contiguous array on the current device; the driver has copied it before this returns."""
+    out = cupy().empty(a.shape, a.dtype)
+    if a.nbytes:
+        out.data.copy_from_host_async(a.ctypes.data, a.nbytes)
+    return out
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(name)
 
 
 @functools.cache
@@ -154,11 +173,20 @@ def resolve(device: str = "auto") -> Backend:
 
 def backend_of(array: Array) -> Backend:
     """The backend on which an array lives."""
-    if isinstance(array, np.ndarray) or not hasattr(array, "__cuda_array_interface__"):
-        return CPU
-    return Backend("cuda", int(array.device.id), asked="cuda")
+    return _cuda(array.device.id) if _on_device(type(array)) else CPU
+
+
+@functools.cache
+def _cuda(index: int) -> Backend:
+    return Backend("cuda", int(index), asked="cuda")
+
+
+@functools.cache
+def _on_device(kind: type) -> bool:
+    """Whether arrays of this type live on a device; asked of the type, because an array builds a table to answer."""
+    return hasattr(kind, "__cuda_array_interface__")
 
 
 def to_host(a: Array) -> np.ndarray:
     """``a`` as a numpy array; the one way from a device to the host."""
-    return a.get() if hasattr(a, "__cuda_array_interface__") else np.asarray(a)
+    return a.get() if _on_device(type(a)) else np.asarray(a)

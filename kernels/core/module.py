@@ -30,7 +30,7 @@ def expression(name: str, template_args: tuple[str, ...] = ()) -> str:
     return f"{name}<{','.join(template_args)}>" if template_args else name
 
 
-def kernel(file: str, name: str, template_args: tuple[str, ...] = (), shared_mem: int = 0) -> Launch:
+def kernel(file: str, name: str, template_args: tuple[str, ...] = ()) -> Launch:
     """A function of ``kernels/cuda``, ready to launch on the current device.
 
     Parameters
@@ -41,8 +41,6 @@ def kernel(file: str, name: str, template_args: tuple[str, ...] = (), shared_mem
         The ``__global__`` function or template.
     template_args : tuple of str
         As written in C++.
-    shared_mem : int
-        Bytes of dynamic shared memory that the launch will ask for; above 48 KiB the function must be told.
 
     Returns
     -------
@@ -54,10 +52,12 @@ def kernel(file: str, name: str, template_args: tuple[str, ...] = (), shared_mem
     DeviceError
         cupy is not installed.
     """
-    launch = from_source(load(file), expression(name, template_args))
-    if shared_mem > 48 * 1024:
-        launch.max_dynamic_shared_size_bytes = shared_mem  # type: ignore[attr-defined]
-    return launch
+    return _found(file, name, template_args, options(), cupy().cuda.runtime.getDevice())
+
+
+@functools.cache
+def _found(file: str, name: str, template_args: tuple[str, ...], flags: tuple[str, ...], device: int) -> Launch:
+    return _compiled(load(file), expression(name, template_args), flags, device)  # type: ignore[no-any-return]
 
 
 def from_source(source: Source, name: str, fused_multiply_add: bool = True) -> Launch:

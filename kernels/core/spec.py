@@ -8,6 +8,7 @@ CUDA against reference on a device, every CUDA entry compiled without one.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ def registry() -> dict[str, KernelSpec]:
     return dict(_registry)
 
 
+@functools.cache
 def resolve_target(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -36,7 +36,7 @@ def _launch_tiles(name: str, planes: tuple[Array, ...], kernels: Array, tile: in
     scalars = [np.int32(i) for i in (h, w, kh, kw, tile, kernels.shape[1])]
     pitch = SIDE + (kw // RUN + 1) * RUN + 4  # as `run_pitch`
     shared = 4 * ((SIDE + kh - 1) * pitch + kh * -(-kw // RUN) * RUN)
-    launch = kernel("convolve.cu", name, (str(kw % RUN),), shared)
+    launch = kernel("convolve.cu", name, (str(kw % RUN),))
     launch((-(-w // SIDE), -(-h // SIDE)), (SIDE * SIDE // RUN,), (*planes, kernels, *scalars, *out), shared_mem=shared)
 
 
@@ -56,7 +56,7 @@ def convolve_field(plane: Array, images: np.ndarray, u: np.ndarray, v: np.ndarra
     out = backend.xp.empty(plane.shape, np.float32)
     shared = 4 * (2 * kh * size + (BANDS * rows + kh - 1) * (SIDE + kw - 1))
     scalars = [np.int32(i) for i in (h, w, kh, kw)]
-    launch = kernel("convolve.cu", "convolve_field", (str(order), str(rows)), shared)
+    launch = kernel("convolve.cu", "convolve_field", (str(order), str(rows)))
     arguments = (plane, *(backend.asarray(a) for a in (terms, *tables)), *scalars, out)
     launch((-(-w // SIDE), -(-h // (BANDS * rows))), (SIDE, BANDS), arguments, shared_mem=shared)
     return out
@@ -68,7 +68,7 @@ def fill_masked(image: Array, variance: Array, good: Array, sigma: float) -> tup
     out = backend.xp.empty(image.shape, np.float32), backend.xp.empty(image.shape, np.float32)
     side, scalars = SIDE + len(taps) - 1, [np.int32(i) for i in (h, w, len(taps) // 2)]
     shared = 4 * side * (side + SIDE)
-    launch = kernel("convolve.cu", "fill_masked", (), shared)
+    launch = kernel("convolve.cu", "fill_masked")
     arguments = (*(backend.asarray(a) for a in (image, variance, good, taps)), *scalars, *out)
     launch((-(-w // SIDE), -(-h // SIDE)), (SIDE * SIDE,), arguments, shared_mem=shared)
     return out

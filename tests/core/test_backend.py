@@ -119,3 +119,17 @@ def test_every_kernel_states_its_targets_and_why_it_tolerates():
         assert kernel.entries, kernel.name
         assert kernel.bytes_per_pixel > 0, kernel.name
         assert kernel.tolerance.why, kernel.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [0, 1, 1000, 8192, 8193, 100_000])
+def test_what_is_sent_is_what_was_given_whatever_becomes_of_it(count):
+    cuda = resolve("cuda")
+    given = np.random.default_rng(count).normal(size=(3, count))[:, ::-1]
+    want = given.copy()
+    there, single = cuda.asarray(given), cuda.asarray(given, np.float32)
+    given[:] = 0
+    assert there.flags.c_contiguous
+    assert single.dtype == np.float32
+    np.testing.assert_array_equal(to_host(there), want)
+    np.testing.assert_array_equal(to_host(single), want.astype(np.float32))
