@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import bz2
 import errno
-import gzip
 import lzma
 import os
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from skydelta.errors import InputError
+from skydelta.kernels.decode import expand_lzw
 
 CONTAINERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x1f\x9d": "LZW", b"PK\x03\x04": "zip"}
 """First bytes of whole-file compressions; the suffix decides nothing."""
 
-_INFLATE = {"gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": lzma.decompress}
+_INFLATE: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(31),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+}
+
+MAX_RATIO, MAX_SIZE = 200, 1 << 30
+"""Expansion above which a file of more than a gigabyte is not believed (images of nothing but zeros reach 1000)."""
 
 
 class Content(Protocol):
@@ -154,15 +162,35 @@ def container(head: bytes) -> str | None:
 
 
 def _decompress(path: Path, kind: str, data: bytes) -> bytes:
+    limit = max(MAX_SIZE, MAX_RATIO * len(data))
+    if kind == "LZW":
+        found = expand_lzw(np.frombuffer(data, np.uint8), limit)
+        if found is None:
+            raise InputError(f"{path}: damaged LZW stream of {len(data)} bytes")
+        return found.tobytes()
     if kind not in _INFLATE:
         raise InputError(
-            f"{path}: whole-file {kind} compression cannot be read; allowed: {', '.join(_INFLATE)} "
+            f"{path}: whole-file {kind} compression cannot be read; allowed: {', '.join(_INFLATE)}, LZW "
             "(decompress it first)"
         )
+    magic = next(m for m, name in CONTAINERS.items() if name == kind)
+    parts: list[bytes] = []
+    size, rest = 0, data
     try:
-        return _INFLATE[kind](data)
+        # members may follow each other; padding behind the last one is ignored
+        while rest.startswith(magic) or not parts:
+            member = _INFLATE[kind]()
+            part = member.decompress(rest, limit + 1 - size)
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise InputError(f"{path}: {len(data)} {kind} bytes hold more than {limit} bytes")
+            if not member.eof:
+                raise EOFError("the stream ends early")
+            rest = member.unused_data
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as e:
         raise InputError(f"{path}: damaged {kind} stream of {len(data)} bytes: {e}") from None
+    return b"".join(parts)
 
 
 def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:

@@ -263,7 +263,7 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
     if not (out.flags.c_contiguous and heap.flags.c_contiguous and heap.dtype == np.uint8 and heap.ndim == 1):
         raise ValueError("decode: out and heap must be C-contiguous, heap uint8 of one axis")
     allowed = ("float32", form.native(False), form.native(True))
-    if str(out.dtype) not in allowed:
+    if out.dtype.name not in allowed:
         raise ValueError(f"decode: out is {out.dtype}; allowed: {', '.join(allowed)}")
     if tiles.origin.shape != (len(tiles), d) or tiles.extent.shape != (len(tiles), d) or len(corner) != d:
         raise ValueError(f"decode: tiles of {tiles.origin.shape}, corner {corner}, out of {d} axes")
@@ -273,3 +273,22 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
         raise ValueError(f"decode: Rice blocks of {form.rice_block} pixels, {form.rice_bytes} bytes a pixel")
     if mask is not None and (mask.shape != out.shape or mask.dtype != np.int32 or not mask.flags.c_contiguous):
         raise ValueError("decode: mask must be int32, C-contiguous, of the shape of out")
+
+
+def expand_lzw(data: np.ndarray, limit: int) -> np.ndarray | None:
+    """The bytes of a file that compress has written (``.Z``); None if it is damaged or holds more than ``limit``.
+
+    Parameters
+    ----------
+    data : uint8 (n,)
+        On the host, from the magic bytes on.
+    limit : int
+    """
+    from skydelta.kernels.cpu import lzw
+
+    size = int(lzw.expand(data, np.empty(0, np.uint8))) if len(data) >= lzw.HEADER else -1
+    if not 0 <= size <= limit:
+        return None
+    out = np.empty(size, np.uint8)
+    lzw.expand(data, out)
+    return out

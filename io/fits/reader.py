@@ -15,7 +15,7 @@ from skydelta.errors import InputError
 from skydelta.io.fits import pixels
 from skydelta.io.fits.cards import Cards, readable
 from skydelta.io.fits.layout import Hdu, scan
-from skydelta.io.storage import POSIX, Storage
+from skydelta.io.storage import POSIX, Content, Storage
 
 ROLES = {
     "image": ("SCI", "IMAGE", "SCIENCE", "DATA"),
@@ -210,8 +210,17 @@ class FitsFile(Source):
     """
 
     def __init__(self, path: str | Path, storage: Storage = POSIX) -> None:
-        self.label = str(path)
-        self.content = storage.open(Path(path))
+        self._scan(storage.open(Path(path)), str(path))
+
+    @classmethod
+    def of(cls, content: Content, label: str) -> FitsFile:
+        """A file whose bytes have been opened already."""
+        file = cls.__new__(cls)
+        file._scan(content, label)
+        return file
+
+    def _scan(self, content: Content, label: str) -> None:
+        self.label, self.content = label, content
         try:
             self.hdus, self.oddities = scan(self.content, self.label)
         except BaseException:

@@ -43,6 +43,19 @@ ALONE = 1 << 16
 WIDTHS = (1, 2, 4, 8)
 
 
+class _Scratch:
+    """Memory of one thread for the values of a batch; it grows and is used again."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def array(self, count: int, dtype: str) -> np.ndarray:
+        nbytes = count * np.dtype(dtype).itemsize
+        if nbytes > self._bytes.size:
+            self._bytes = np.empty(nbytes, np.uint8)
+        return self._bytes[:nbytes].view(dtype)
+
+
 @dataclass(frozen=True)
 class _Job:
     """Everything that a batch needs."""
@@ -78,14 +91,16 @@ def decode(
     batches = _batches(tiles.codec.astype(np.int64) * 2 + (tiles.dither >= NO_DITHER), pixels)
     workers = min(threads or numba.get_num_threads(), len(batches))
     if workers == 1 or int(pixels.sum()) < ALONE:
+        scratch = _Scratch()
         for batch in batches:
-            _run(job, *batch)
+            _run(job, scratch, *batch)
         return Decoded(status, nulls)
     turn = itertools.count()
 
     def work() -> None:
+        scratch = _Scratch()
         while (i := next(turn)) < len(batches):
-            _run(job, *batches[i])
+            _run(job, scratch, *batches[i])
 
     with ThreadPoolExecutor(workers) as pool:
         for future in [pool.submit(work) for _ in range(workers)]:
@@ -95,6 +110,8 @@ def decode(
 
 def _batches(kind: np.ndarray, pixels: np.ndarray) -> list[tuple[int, int]]:
     """[start, stop) of consecutive tiles of one kind with at most `BATCH` pixels, or of one tile."""
+    if len(kind) == 1:
+        return [(0, 1)]
     edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), len(kind)]
     total = np.concatenate([[0], np.cumsum(pixels)])
     out = []
@@ -108,22 +125,22 @@ def _batches(kind: np.ndarray, pixels: np.ndarray) -> list[tuple[int, int]]:
     return out
 
 
-def _run(job: _Job, start: int, stop: int) -> None:
+def _run(job: _Job, memory: _Scratch, start: int, stop: int) -> None:
     codec = int(job.tiles.codec[start])
     if codec == RAW:
-        _raw(job, start, stop)
+        _raw(job, memory, start, stop)
     elif codec in (GZIP1, GZIP2):
-        _gzip(job, start, stop, codec == GZIP2)
+        _gzip(job, memory, start, stop, codec == GZIP2)
     else:
-        _coded(job, start, stop, codec)
+        _coded(job, memory, start, stop, codec)
 
 
-def _coded(job: _Job, start: int, stop: int, codec: int) -> None:
+def _coded(job: _Job, memory: _Scratch, start: int, stop: int, codec: int) -> None:
     """Tiles of codecs that give integers."""
     tiles, status = job.tiles, job.status[start:stop]
     offset, length, pixels = tiles.offset[start:stop], tiles.length[start:stop], job.pixels[start:stop]
     first = np.cumsum(pixels) - pixels
-    scratch = np.empty(int(pixels.sum()), np.int32)
+    scratch = memory.array(int(pixels.sum()), "int32")
     if codec == RICE:
         decode_rice.decode(
             job.heap, offset, length, first, pixels, scratch, job.form.rice_block, job.form.rice_bytes, status
@@ -148,13 +165,15 @@ def hcompress_shape(extent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pixels // columns, columns
 
 
-def _raw(job: _Job, start: int, stop: int) -> None:
+def _raw(job: _Job, memory: _Scratch, start: int, stop: int) -> None:
     """Big-endian elements, in place where they are aligned."""
     tiles, pixels = job.tiles, job.pixels
     width = tiles.length[start:stop] // pixels[start:stop]
-    wrong = ~np.isin(width, WIDTHS) | (width * pixels[start:stop] != tiles.length[start:stop])
+    sound = (width > 0) & (width <= 8) & (width & (width - 1) == 0)
+    sound &= width * pixels[start:stop] == tiles.length[start:stop]
     status = job.status[start:stop]
-    status[wrong & (status == 0)] = SIZE
+    if not sound.all():
+        status[~sound & (status == 0)] = SIZE
     for t0, t1 in _alike(width, status):
         w = int(width[t0])
         a, b = start + t0, start + t1
@@ -166,14 +185,14 @@ def _raw(job: _Job, start: int, stop: int) -> None:
             job.store(source, True, (place - shift) // w, a, b, True)
             continue
         first = np.cumsum(pixels[a:b]) - pixels[a:b]
-        source = np.empty(int(pixels[a:b].sum()), _stored_type(w))
+        source = memory.array(int(pixels[a:b].sum()), _stored_type(w))
         raw = source.view(np.uint8)
         for i in range(b - a):
             raw[first[i] * w : (first[i] + pixels[a + i]) * w] = job.heap[place[i] : place[i] + tiles.length[a + i]]
         job.store(source, True, first, a, b, True)
 
 
-def _gzip(job: _Job, start: int, stop: int, shuffled: bool) -> None:
+def _gzip(job: _Job, memory: _Scratch, start: int, stop: int, shuffled: bool) -> None:
     """Deflated big-endian elements, or their bytes sorted by significance."""
     tiles, pixels, status = job.tiles, job.pixels, job.status[start:stop]
     width = np.zeros(stop - start, np.int64)
@@ -189,12 +208,14 @@ def _gzip(job: _Job, start: int, stop: int, shuffled: bool) -> None:
         w = int(width[t0])
         count = pixels[start + t0 : start + t1]
         first = np.cumsum(count) - count
-        source = np.empty(int(count.sum()), _stored_type(w))
-        raw = source.view(np.uint8)
+        size = int(count.sum())
+        both = memory.array(2 * size, _stored_type(w))
+        source, raw = both[:size], both[:size].view(np.uint8)
         for i in range(t1 - t0):
             raw[first[i] * w : (first[i] + count[i]) * w] = np.frombuffer(inflated[t0 + i], np.uint8)
         if shuffled and w > 1:
-            decode_store.unshuffle(raw, first, count, source := np.empty_like(source))
+            source = both[size:]
+            decode_store.unshuffle(raw, first, count, source)
         job.store(source, not shuffled, first, start + t0, start + t1, True)
 
 
@@ -217,6 +238,8 @@ def _inflate(stream: np.ndarray, pixels: int) -> tuple[bytes, int, int]:
 
 def _alike(width: np.ndarray, status: np.ndarray) -> list[tuple[int, int]]:
     """[start, stop) of consecutive sound tiles of one width."""
+    if len(width) == 1:
+        return [] if status[0] or not width[0] else [(0, 1)]
     key = np.where(status == 0, width, 0)
     edges = [0, *(np.flatnonzero(np.diff(key)) + 1).tolist(), len(key)]
     return [(a, b) for a, b in itertools.pairwise(edges) if key[a]]
@@ -252,8 +275,9 @@ class _Store:
         # adding -0.0 changes nothing, adding 0.0 would change -0.0
         self.scale, self.zero = real(form.scale), real(form.zero if form.zero != 0 else -0.0)
         # an integer image that may hold nulls computes in its arithmetic type even where it is not scaled
-        nullable = form.blank is not None or bool(tiles.has_blank.any())
-        self.linear = form.scaled or (nullable and not self.is_float and not form.flip)
+        self.nullable = form.blank is not None or bool(tiles.has_blank.any())
+        self.linear = form.scaled or (self.nullable and not self.is_float and not form.flip)
+        self.stored = np.dtype(form.stored)
         self.common, self.has_common = np.int64(form.blank or 0), form.blank is not None
 
     def runs(
@@ -289,8 +313,9 @@ class _Store:
         if self.is_float and typed and source.itemsize >= 4:
             decode_store.floats(source, swap, *where, self.linear, self.scale, self.zero, *flags)
             return
-        if not self.is_float and str(source.dtype) != self.form.stored:
-            # a stream of another width than the image: its values are cut to the type of the image, as elsewhere
+        if not self.is_float and source.dtype != self.stored and (self.to_float or self.nullable or swap):
+            # a stream of another width than the image: its values are cut to the type of the image, as elsewhere;
+            # storing into an integer type does that by itself
             source, swap = (source.byteswap() if swap else source).astype(self.form.stored), False
         if self.to_float:
             decode_store.integers_to_floats(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from skydelta.kernels.cpu.bits import word_at
 from skydelta.kernels.cpu.decode_rice import word
 from skydelta.kernels.cpu.jit import inline, serial
 from skydelta.kernels.decode import CODE, MAGIC, PLANES, SHORT, SIZE
@@ -48,7 +49,9 @@ def big(heap, at, n):
 @inline
 def bits(heap, position, end, n):
     """``n`` bits, at most 32, from a bit position; those behind byte ``end`` are 0."""
-    w = word(heap, position >> 3, end) << np.uint64(position & 7)
+    at = position >> 3
+    w = word_at(heap, at) if at + 8 <= end else word(heap, at, end)
+    w <<= np.uint64(position & 7)
     return np.int64(w >> np.uint64(64 - n))
 
 
@@ -71,29 +74,38 @@ def reduced(n, k):
 def expand(code, rows, columns, finer, next_rows, next_columns):
     """The four bits of each code to four cells, 0 or 1."""
     for i in range(rows):
-        for j in range(columns):
-            c = code[i * columns + j]
-            y, x = 2 * i, 2 * j
-            finer[y * next_columns + x] = (c >> 3) & 1
-            if x + 1 < next_columns:
-                finer[y * next_columns + x + 1] = (c >> 2) & 1
-            if y + 1 < next_rows:
-                finer[(y + 1) * next_columns + x] = (c >> 1) & 1
-                if x + 1 < next_columns:
-                    finer[(y + 1) * next_columns + x + 1] = c & 1
+        y = 2 * i
+        upper = finer[y * next_columns : (y + 1) * next_columns]
+        lower = finer[(y + 1) * next_columns : (y + 2) * next_columns] if y + 1 < next_rows else upper[:0]
+        line = code[i * columns : (i + 1) * columns]
+        for j in range(next_columns):
+            upper[j] = (line[j >> 1] >> (3 - (j & 1))) & 1
+        for j in range(lower.size):
+            lower[j] = (line[j >> 1] >> (1 - (j & 1))) & 1
 
 
 @inline
 def insert(code, values, top, left, rows, columns, plane):
     """Set bit ``plane`` of the coefficients of a quadrant from codes of 2 x 2."""
     width = (columns + 1) // 2
-    one = np.int64(1) << plane
-    for y in range(rows):
-        line = (y // 2) * width
-        shift = 2 if y % 2 == 0 else 0
-        for x in range(columns):
-            if (code[line + x // 2] >> (shift + 1 - x % 2)) & 1:
-                values[top + y, left + x] |= one
+    for i in range((rows + 1) // 2):
+        line = code[i * width : (i + 1) * width]
+        upper = values[top + 2 * i, left : left + columns]
+        for j in range(columns // 2):
+            c = np.int64(line[j])
+            upper[2 * j] |= (c >> 3) << plane
+            upper[2 * j + 1] |= ((c >> 2) & 1) << plane
+        if columns % 2:
+            upper[columns - 1] |= (np.int64(line[width - 1]) >> 3) << plane
+        if 2 * i + 1 == rows:
+            break
+        lower = values[top + 2 * i + 1, left : left + columns]
+        for j in range(columns // 2):
+            c = np.int64(line[j])
+            lower[2 * j] |= ((c >> 1) & 1) << plane
+            lower[2 * j + 1] |= (c & 1) << plane
+        if columns % 2:
+            lower[columns - 1] |= ((np.int64(line[width - 1]) >> 1) & 1) << plane
 
 
 @inline
@@ -133,8 +145,8 @@ def quadrant(heap, position, end, values, top, left, rows, columns, planes, code
 
 @inline
 def rounded(h, half, mask):
-    """To a multiple of a power of two, halves away from zero."""
-    return (h + (half if h >= 0 else max(half - 1, 0))) & mask
+    """To a multiple of a power of two, halves away from zero; ``half`` may be 0."""
+    return (h + (half if h >= 0 else half - (half > 0))) & mask
 
 
 @inline
@@ -198,41 +210,38 @@ def level(sums, values, rows, columns, k, out):
     height, width = (rows + 1) // 2, (columns + 1) // 2
     b0 = np.int64(1) << k
     b1 = b0 << 1
-    half0, half1 = b0 >> 1, b0
+    half0 = b0 >> 1
     shift = 2 if k == 0 else 1
-    for i in range(height):
-        below = 2 * i + 1 < rows
-        for j in range(width):
-            right = 2 * j + 1 < columns
-            h = sums[i, j]
-            x = rounded(values[height + i, j], half1, -b1) if below else np.int64(0)
-            y = rounded(values[i, width + j], half1, -b1) if right else np.int64(0)
-            if below and right:
-                c = rounded(values[height + i, width + j], half0, -b0)
-                low = c & b0
-                x += -low if x >= 0 else low
-                y += -low if y >= 0 else low
-                parity = (c ^ x ^ y) & b1
-                if h >= 0:
-                    h += low - parity
-                else:
-                    h += parity if low == 0 else low - parity
-                out[2 * i, 2 * j] = (h - x - y + c) >> shift
-                out[2 * i, 2 * j + 1] = (h - x + y - c) >> shift
-                out[2 * i + 1, 2 * j] = (h + x - y - c) >> shift
-                out[2 * i + 1, 2 * j + 1] = (h + x + y + c) >> shift
-            elif below:
-                parity = x & b1
-                h += -parity if h >= 0 else parity
-                out[2 * i, 2 * j] = (h - x) >> shift
-                out[2 * i + 1, 2 * j] = (h + x) >> shift
-            elif right:
-                parity = y & b1
-                h += -parity if h >= 0 else parity
-                out[2 * i, 2 * j] = (h - y) >> shift
-                out[2 * i, 2 * j + 1] = (h + y) >> shift
-            else:
-                out[2 * i, 2 * j] = h >> shift
+    for i in range(rows // 2):
+        h_line, x_line = sums[i], values[height + i, :width]
+        y_line, c_line = values[i, width:columns], values[height + i, width:columns]
+        upper, lower = out[2 * i], out[2 * i + 1]
+        for j in range(columns // 2):
+            h, x, y = h_line[j], rounded(x_line[j], b0, -b1), rounded(y_line[j], b0, -b1)
+            c = rounded(c_line[j], half0, -b0)
+            low = c & b0
+            x += -low if x >= 0 else low
+            y += -low if y >= 0 else low
+            parity = (c ^ x ^ y) & b1
+            h += low - parity if h >= 0 or low else parity
+            upper[2 * j] = (h - x - y + c) >> shift
+            upper[2 * j + 1] = (h - x + y - c) >> shift
+            lower[2 * j] = (h + x - y - c) >> shift
+            lower[2 * j + 1] = (h + x + y + c) >> shift
+        if columns % 2:
+            h, x = h_line[width - 1], rounded(x_line[width - 1], b0, -b1)
+            parity = x & b1
+            h += -parity if h >= 0 else parity
+            upper[columns - 1], lower[columns - 1] = (h - x) >> shift, (h + x) >> shift
+    if rows % 2:
+        i = height - 1
+        for j in range(columns // 2):
+            h, y = sums[i, j], rounded(values[i, width + j], b0, -b1)
+            parity = y & b1
+            h += -parity if h >= 0 else parity
+            out[rows - 1, 2 * j], out[rows - 1, 2 * j + 1] = (h - y) >> shift, (h + y) >> shift
+        if columns % 2:
+            out[rows - 1, columns - 1] = sums[i, width - 1] >> shift
 
 
 @inline
@@ -282,10 +291,11 @@ def tile(heap, at, end, rows, columns, smooth, out):
     position = (position + 4 + 7) // 8 * 8
     for y in range(rows):
         for x in range(columns):
-            if values[y, x]:
-                if bits(heap, position, end, 1):
-                    values[y, x] = -values[y, x]
-                position += 1
+            v = values[y, x]
+            coded = np.int64(v != 0)
+            sign = bits(heap, position, end, 1) & coded
+            values[y, x] = (v ^ -sign) + sign
+            position += coded
     if position > 8 * end:
         return SHORT
     values[0, 0] = big(heap, at + 14, 8)

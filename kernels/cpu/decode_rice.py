@@ -34,7 +34,8 @@ def word(heap, at, end):
 def tile(heap, at, end, out, block, nbytes):
     """Decode bytes ``at`` to ``end`` into int32 ``out``; status.
 
-    At least ``bits`` leading bits of ``w`` are of the stream; ``at`` is the byte behind those.
+    At least ``bits`` leading bits of ``w`` are of the stream (at most 63), ``at`` is the byte behind those; what
+    follows them in ``w`` may be of the stream too, so that filling up again sets the same bits.
     """
     n = out.size
     width = 8 * nbytes
@@ -46,15 +47,14 @@ def tile(heap, at, end, out, block, nbytes):
     for i in range(nbytes):
         last = np.uint32((last << np.uint32(8)) | heap[at + i])
     at += nbytes
+    inside = min(end, heap.size) - 8
     w, bits = np.uint64(0), 0
     done = 0
     while done < n:
         stop = min(done + block, n)
-        if bits < 8:
-            w |= word(heap, at, end) >> np.uint64(bits)
-            more = (63 - bits) >> 3
-            at += more
-            bits += 8 * more
+        w |= (word_at(heap, at) if at <= inside else word(heap, at, end)) >> np.uint64(bits)
+        at += (63 - bits) >> 3
+        bits |= 56
         fs = np.int64(w >> np.uint64(64 - selector_bits)) - 1
         w <<= np.uint64(selector_bits)
         bits -= selector_bits
@@ -63,11 +63,9 @@ def tile(heap, at, end, out, block, nbytes):
                 out[i] = np.int32(last)
         elif fs == raw:
             for i in range(done, stop):
-                if bits < width:
-                    w |= word(heap, at, end) >> np.uint64(bits)
-                    more = (63 - bits) >> 3
-                    at += more
-                    bits += 8 * more
+                w |= (word_at(heap, at) if at <= inside else word(heap, at, end)) >> np.uint64(bits)
+                at += (63 - bits) >> 3
+                bits |= 56
                 v = np.uint32(w >> np.uint64(64 - width))
                 w <<= np.uint64(width)
                 bits -= width
@@ -76,27 +74,30 @@ def tile(heap, at, end, out, block, nbytes):
         elif fs > raw:
             return SELECTOR
         else:
-            tail = np.uint64(63 - fs)
-            for i in range(done, stop):
-                if bits < 40:
-                    w |= word(heap, at, end) >> np.uint64(bits)
-                    more = (63 - bits) >> 3
-                    at += more
-                    bits += 8 * more
-                q = leading_zeros(w)
-                used = q + 1 + fs
-                if used <= bits:
-                    # shifted by one first: q may be 63, and a shift by 64 has no meaning
-                    w <<= np.uint64(q)
-                    v = np.uint32(
-                        (np.uint32(q) << np.uint32(fs)) | np.uint32((w << np.uint64(1)) >> np.uint64(1) >> tail)
-                    )
-                    w = (w << np.uint64(1)) << np.uint64(fs)
+            # so many codes of usual length fit into a full window
+            several = 56 // (fs + 6)
+            tail = np.uint64(fs)
+            i = done
+            while i < stop:
+                w |= (word_at(heap, at) if at <= inside else word(heap, at, end)) >> np.uint64(bits)
+                at += (63 - bits) >> 3
+                bits |= 56
+                group = min(i + several, stop)
+                while i < group:
+                    q = leading_zeros(w)
+                    used = q + 1 + fs
+                    if used > bits:
+                        break
+                    # the leading ``used`` bits are 2**fs + remainder
+                    v = np.uint32((w >> np.uint64(64 - used)) + (np.uint64(q - 1) << tail))
+                    w <<= np.uint64(used)
                     bits -= used
-                else:
-                    # the code does not fit into the window: count its zeros word by word
-                    z = q
-                    q = 0
+                    last = np.uint32(last + ((v >> np.uint32(1)) ^ (np.uint32(0) - (v & np.uint32(1)))))
+                    out[i] = np.int32(last)
+                    i += 1
+                if i < group and used > 56:
+                    # longer than any window: count the zeros word by word
+                    z, q = leading_zeros(w), 0
                     while z >= bits:
                         q += bits
                         if at >= end:
@@ -108,17 +109,15 @@ def tile(heap, at, end, out, block, nbytes):
                     q += z
                     w = (w << np.uint64(z)) << np.uint64(1)
                     bits -= z + 1
-                    if bits < 32:
-                        w |= word(heap, at, end) >> np.uint64(bits)
-                        more = (63 - bits) >> 3
-                        at += more
-                        bits += 8 * more
-                    v = np.uint32(np.uint64(q) << np.uint64(fs))
-                    v |= np.uint32((w >> np.uint64(1)) >> tail)
-                    w <<= np.uint64(fs)
+                    w |= word(heap, at, end) >> np.uint64(bits)
+                    at += (63 - bits) >> 3
+                    bits |= 56
+                    v = np.uint32((np.uint64(q) << tail) | (w >> np.uint64(1)) >> (np.uint64(63) - tail))
+                    w <<= tail
                     bits -= fs
-                last = np.uint32(last + ((v >> np.uint32(1)) ^ (np.uint32(0) - (v & np.uint32(1)))))
-                out[i] = np.int32(last)
+                    last = np.uint32(last + ((v >> np.uint32(1)) ^ (np.uint32(0) - (v & np.uint32(1)))))
+                    out[i] = np.int32(last)
+                    i += 1
         if 8 * (at - end) > bits:
             return SHORT
         done = stop

@@ -5,6 +5,8 @@ import bz2
 import gzip
 import io
 import lzma
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -59,6 +61,74 @@ def test_whole_file_compression_is_recognised_by_its_bytes(tmp_path, compress):
     assert np.array_equal(read(hidden, device="cpu").image, read(plain, device="cpu").image)
     hidden.write_bytes(compress(plain.read_bytes())[:-40])
     assert "damaged" in message(hidden)
+
+
+def lzw(data, most=16):
+    """What compress -b MOST writes: codes of growing width in groups of eight, the table cleared now and then."""
+    table, seen, width, group = {bytes([i]): i for i in range(256)}, b"", 9, 0
+    bits, count = 0, 0
+
+    def put(code):
+        nonlocal bits, count, group
+        bits |= code << count
+        count += width
+        group += 1
+
+    def fill():
+        nonlocal count, group
+        count += -group % 8 * width
+        group = 0
+
+    for i, byte in enumerate(data):
+        more = seen + bytes([byte])
+        if more in table:
+            seen = more
+            continue
+        put(table[seen])
+        if len(table) + 1 < 1 << most:
+            table[more] = len(table) + 1  # 256 clears
+            if len(table) + 1 > 1 << width and width < most:
+                fill()
+                width += 1
+        elif i % 5 == 0:
+            put(256)
+            fill()
+            width, table = 9, {bytes([j]): j for j in range(256)}
+        seen = bytes([byte])
+    put(table[seen])
+    return b"\x1f\x9d" + bytes([0x80 | most]) + bits.to_bytes(-(-count // 8), "little")
+
+
+@pytest.mark.parametrize("most", [10, 12, 16])
+def test_files_of_the_old_compress(tmp_path, rng, most):
+    data = rng.integers(0, 40, (60, 80)).astype(np.int16)
+    plain = image_file(tmp_path / "plain.fits", data)
+    hidden = tmp_path / "hidden.fits"
+    hidden.write_bytes(lzw(plain.read_bytes(), most))
+    assert np.array_equal(read(hidden, dtype="native", device="cpu").image, data)
+    if shutil.which("gzip"):
+        done = subprocess.run(["gzip", "-dc"], input=hidden.read_bytes(), capture_output=True, check=True)
+        assert done.stdout == plain.read_bytes()  # the encoder above is right
+    raw = bytearray(hidden.read_bytes())
+    raw[3:5] = b"\xff\xff"
+    hidden.write_bytes(raw)
+    assert "damaged LZW stream" in message(hidden)
+
+
+def test_a_small_file_that_grows_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("skydelta.io.storage.MAX_SIZE", 1 << 16)
+    for compress in (gzip.compress, bz2.compress, lzma.compress):
+        (tmp_path / "bomb.fits").write_bytes(compress(bytes(1 << 24)))
+        assert "hold more than" in message(tmp_path / "bomb.fits")
+    (tmp_path / "zip.fits").write_bytes(b"PK\x03\x04" + bytes(100))
+    assert "zip compression cannot be read; allowed: gzip, bzip2, xz, LZW" in message(tmp_path / "zip.fits")
+
+
+def test_members_one_after_the_other_and_padding(tmp_path):
+    raw = image_file(tmp_path / "plain.fits").read_bytes()
+    for compress in (gzip.compress, bz2.compress, lzma.compress):
+        (tmp_path / "two.fits").write_bytes(compress(raw[:5000]) + compress(raw[5000:]) + bytes(7))
+        assert read(tmp_path / "two.fits", device="cpu").image.sum() == np.arange(1200).sum()
 
 
 @pytest.mark.parametrize("cut", [1, 100, 2879, 2881, 3000, 5000])

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading FITS images on the CPU against astropy and fitsio, in turn, from a warm page cache.
+
+python benchmarks/fits_read.py [--size 4096] [--rounds 7] [--only rice] [--threads 2] [--out FILE.json]
+
+One star field in every form that surveys use, written by astropy. MB/s of decoded pixels (1 MB = 1e6 bytes), best of
+the rounds, since other work on the machine only ever makes it slower; each round reads with every reader once. All
+readers must return the same pixels. fitsio is compared with when it is installed.
+"""
+
+import argparse
+import importlib.util
+import json
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numba
+import numpy as np
+from astropy.io import fits
+
+from skydelta.io.fits import pixels
+from skydelta.io.fits.reader import open_file
+
+warnings.filterwarnings("ignore")
+
+
+def scene(size):
+    """Sky, noise and stars, float32."""
+    rng = np.random.default_rng(1)
+    image = 800 + rng.normal(0, 12, (size, size)).astype(np.float32)
+    y, x = np.indices((25, 25)) - 12
+    star = np.exp(-(x**2 + y**2) / 8)
+    for _ in range(size * size // 5000):
+        cy, cx = rng.integers(0, size - 25, 2)
+        image[cy : cy + 25, cx : cx + 25] += (200 * rng.pareto(1.5) * star).astype(np.float32)
+    return np.clip(image, 0, 60000)
+
+
+def forms(image):
+    """name: (array, options of CompImageHDU or None)."""
+    u16, i32, row = image.astype(np.uint16), image.astype(np.int32), (1, image.shape[1])
+    mask = np.where(image > 1500, 4, 0).astype(np.int32)
+    small = np.minimum(i32, 32000).astype(np.int16)
+
+    def tiles(method, shape=row, **more):
+        return {"compression_type": method, "tile_shape": shape, **more}
+
+    first = {"quantize_level": 4, "quantize_method": 1, "dither_seed": 1}
+    second = {**first, "quantize_method": 2}
+    return {
+        "raw float32": (image, None),
+        "raw uint16": (u16, None),
+        "raw int32": (i32, None),
+        "raw float64": (image.astype(np.float64), None),
+        "RICE_1 uint16, rows": (u16, tiles("RICE_1")),
+        "RICE_1 uint16, 128 x 128": (u16, tiles("RICE_1", (128, 128))),
+        "RICE_1 int32, rows": (i32, tiles("RICE_1")),
+        "RICE_1 float32 dither 1, rows": (image, tiles("RICE_1", **first)),
+        "RICE_1 float32 dither 2, 128 x 128": (image, tiles("RICE_1", (128, 128), **second)),
+        "GZIP_1 uint16, rows": (u16, tiles("GZIP_1")),
+        "GZIP_2 uint16, rows": (u16, tiles("GZIP_2")),
+        "GZIP_2 float32 lossless, rows": (image, tiles("GZIP_2", quantize_level=0)),
+        "GZIP_2 float32 dither 2, rows": (image, tiles("GZIP_2", **second)),
+        "PLIO_1 int32 mask, rows": (mask, tiles("PLIO_1")),
+        "HCOMPRESS_1 int16, 16 rows": (small, tiles("HCOMPRESS_1", (16, image.shape[1]))),
+    }
+
+
+def ours(dtype, threads):
+    def read(path, index):
+        with open_file(path) as source:
+            return pixels.read(source.hdus[index], source.content, dtype, None, threads)[1]
+
+    return read
+
+
+def with_astropy(path, index):
+    with fits.open(path) as opened:
+        data = opened[index].data
+        return data.astype(data.dtype.newbyteorder("="))  # raw pixels are mapped: touched and swapped here
+
+
+def with_fitsio(path, index):
+    fitsio = importlib.import_module("fitsio")
+    with fitsio.FITS(str(path)) as opened:
+        return opened[index].read()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--threads", type=int, default=numba.get_num_threads())
+    parser.add_argument("--out", type=Path)
+    a = parser.parse_args()
+    readers = {"skydelta": ours("native", a.threads), "as float32": ours("float32", a.threads), "astropy": with_astropy}
+    if importlib.util.find_spec("fitsio"):
+        readers["fitsio"] = with_fitsio
+    print(f"{a.size} x {a.size}, {a.threads} threads, best of {a.rounds}, MB/s of decoded pixels")
+    print(f"{'':36s}{'ratio':>6s}" + "".join(f"{name:>12s}" for name in readers) + f"{'gain':>8s}")
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "image.fits"
+        for name, (array, options) in forms(scene(a.size)).items():
+            if a.only.lower() not in name.lower():
+                continue
+            hdu = fits.ImageHDU(array) if options is None else fits.CompImageHDU(array, **options)
+            fits.HDUList([fits.PrimaryHDU(), hdu]).writeto(path, overwrite=True)
+            found = {reader: read(path, 1) for reader, read in readers.items()}
+            expected = found["astropy"]
+            for reader, data in found.items():
+                assert np.array_equal(data, expected.astype(data.dtype), equal_nan=data.dtype.kind == "f"), (
+                    name,
+                    reader,
+                )
+            seconds = dict.fromkeys(readers, np.inf)
+            for _ in range(a.rounds):
+                for reader, read in readers.items():
+                    start = time.perf_counter()
+                    read(path, 1)
+                    seconds[reader] = min(seconds[reader], time.perf_counter() - start)
+            rate = {reader: array.nbytes / s / 1e6 for reader, s in seconds.items()}
+            gain = rate["skydelta"] / max(rate[peer] for peer in ("astropy", "fitsio") if peer in rate)
+            ratio = array.nbytes / path.stat().st_size
+            table[name] = {"ratio": ratio, **rate, "gain": gain}
+            print(f"{name:36s}{ratio:6.2f}" + "".join(f"{r:12.0f}" for r in rate.values()) + f"{gain:8.2f}", flush=True)
+    if a.out:
+        a.out.write_text(json.dumps({"size": a.size, "threads": a.threads, "forms": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
