@@ -13,15 +13,15 @@ The order for one stored value ``s`` at index ``j`` of its tile (axis of ``exten
    to the width of ``Form.stored``;
 2. null test in the stored domain: integer ``s`` equal to ``Tiles.blank[t]`` (if ``has_blank[t]``) or ``Form.blank``;
 3. quantised tiles: ``(s - R + 0.5) * scale[t] + zero[t]`` in double, each operation rounded (no fused multiply-add),
-   ``R`` from `random_table`; without dither ``s * scale[t] + zero[t]``; with ``Form.exact_zero`` an ``s`` of
+   ``R`` from `dither_table`; without dither ``s * scale[t] + zero[t]``; with ``Form.exact_zero`` an ``s`` of
    `EXACT_ZERO` in a dithered tile gives 0.0; the result is rounded to ``Form.stored``;
 4. ``value * Form.scale + Form.zero`` in ``Form.arithmetic`` (skipped for 1, 0; a product of -0.0 plus a zero of 0 stays
    -0.0); or, with ``Form.flip``, the top bit inverted and the value taken as of the other signedness;
 5. rounded to the type of ``out``; a null becomes NaN in a floating-point ``out``, and stays ``s`` in an integer one;
 6. ``mask |= mask_bit`` where a floating-point result is NaN.
 
-The random number of pixel ``j``: with ``i = dither[t]`` and ``p = int(R[i] * float32(500))``, pixel 0 takes ``R[p]``,
-the next ``R[p + 1]``, and when ``p`` reaches `RANDOM`, ``i`` becomes ``(i + 1) % RANDOM`` and ``p`` starts anew.
+The random number of pixel ``j``: with ``i = dither[t]`` and ``p = int(R[i] * float32(STRETCH))``, pixel 0 takes
+``R[p]``, the next ``R[p + 1]``, and when ``p`` reaches `COUNT`, ``i`` becomes ``(i + 1) % COUNT`` and ``p`` starts anew.
 Null and zero pixels use up a number too.
 
 Sources: FITS 4.0 sections 4.4.2, 5.2, 10.1 to 10.4 and appendix I (quantisation); Rice, Yeh and Miller 1993
@@ -30,24 +30,21 @@ Sources: FITS 4.0 sections 4.4.2, 5.2, 10.1 to 10.4 and appendix I (quantisation
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.dither import COUNT
 
 RAW, RICE, GZIP1, GZIP2, PLIO, HCOMPRESS = range(6)
 """Values of `Tiles.codec`."""
 
 LOSSLESS, NO_DITHER = -2, -1
-"""Values of `Tiles.dither` besides the index into `random_table`."""
+"""Values of `Tiles.dither` besides the index into `dither_table`."""
 
 EXACT_ZERO = -2147483646
 """Stored value that SUBTRACTIVE_DITHER_2 keeps for exactly zero."""
-
-RANDOM = 10000
-"""Length of the table of random numbers."""
 
 FAULTS = {
     1: "its bytes lie outside the heap",
@@ -80,7 +77,7 @@ class Tiles:
         First pixel and size of the tile in the image; edge tiles are already cut to the image.
     dither : int32 (n,)
         `LOSSLESS`: not quantised. `NO_DITHER`: quantised without dither. 0 to 9999: quantised, and the index into
-        `random_table` with which the tile starts: (table row + ZDITHER0 - 1) mod 10000, table rows counted from 0.
+        `dither_table` with which the tile starts: (table row + ZDITHER0 - 1) mod 10000, table rows counted from 0.
     scale, zero : float64 (n,)
         ZSCALE and ZZERO; read where ``dither >= NO_DITHER``.
     blank : int64 (n,)
@@ -196,18 +193,6 @@ class Decoded:
     nulls: np.ndarray
 
 
-@functools.cache
-def random_table() -> np.ndarray:
-    """float32 (10000,): random numbers of subtractive dithering (FITS 4.0, appendix I): x <- 16807 x mod 2^31 - 1."""
-    out = np.empty(RANDOM, np.float32)
-    x = 1
-    for i in range(RANDOM):
-        x = 16807 * x % 2147483647
-        out[i] = x / 2147483647
-    out.flags.writeable = False
-    return out
-
-
 def decode(
     out: Array,
     heap: Array,
@@ -267,7 +252,7 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
         raise ValueError(f"decode: out is {out.dtype}; allowed: {', '.join(allowed)}")
     if tiles.origin.shape != (len(tiles), d) or tiles.extent.shape != (len(tiles), d) or len(corner) != d:
         raise ValueError(f"decode: tiles of {tiles.origin.shape}, corner {corner}, out of {d} axes")
-    if len(tiles) and (tiles.extent.min() < 1 or tiles.dither.max() >= RANDOM or tiles.codec.max() > HCOMPRESS):
+    if len(tiles) and (tiles.extent.min() < 1 or tiles.dither.max() >= COUNT or tiles.codec.max() > HCOMPRESS):
         raise ValueError("decode: extents of at least 1, dither below 10000 and codecs of this module are needed")
     if not 1 <= form.rice_block <= 4096 or form.rice_bytes not in (1, 2, 4):
         raise ValueError(f"decode: Rice blocks of {form.rice_block} pixels, {form.rice_bytes} bytes a pixel")

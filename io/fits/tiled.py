@@ -19,7 +19,8 @@ from skydelta.io.fits.cards import Cards, integer, last, number, readable, text
 from skydelta.io.fits.layout import Hdu
 from skydelta.io.storage import Content
 from skydelta.kernels import decode as kernel
-from skydelta.kernels.decode import LOSSLESS, NO_DITHER, RANDOM, Form, Tiles
+from skydelta.kernels.decode import LOSSLESS, NO_DITHER, Form, Tiles
+from skydelta.kernels.dither import COUNT
 
 METHODS = {
     "NOCOMPRESS": kernel.RAW,
@@ -291,7 +292,7 @@ def _quantization(
     elif method in DITHERS:
         if "ZDITHER0" not in cards:
             oddities.append("ZDITHER0 is missing; 1 is used")  # FITS 4.0, 10.2.1; some readers take 0: other pixels
-        dither[:] = (rows + integer(cards, "ZDITHER0", 1, 1) - 1) % RANDOM
+        dither[:] = (rows + integer(cards, "ZDITHER0", 1, 1) - 1) % COUNT
     else:
         raise InputError(f"ZQUANTIZ = {method!r}; allowed: {', '.join((*UNDITHERED[1:], *DITHERS))}")
     dither[fallback] = LOSSLESS

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from skydelta.kernels.backend import CPU
 from skydelta.kernels.cpu import decode_hcompress, decode_plio, decode_rice, decode_store
 from skydelta.kernels.decode import (
     DEFLATE,
@@ -31,8 +32,8 @@ from skydelta.kernels.decode import (
     Decoded,
     Form,
     Tiles,
-    random_table,
 )
+from skydelta.kernels.dither import dither_table
 
 BATCH = 1 << 16
 """Pixels of a batch: with its scratch array it fits into the second-level cache."""
@@ -306,7 +307,7 @@ class _Store:
         quantized = tiles.dither[t0] >= NO_DITHER
         if quantized:
             decode_store.quantized(
-                source, swap, *where, tiles.dither, tiles.scale, tiles.zero, random_table(), self.form.exact_zero,
+                source, swap, *where, tiles.dither, tiles.scale, tiles.zero, dither_table(CPU), self.form.exact_zero,
                 self.linear, self.scale, self.zero, *blank, *flags,
             )  # fmt: skip
             return

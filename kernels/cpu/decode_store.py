@@ -12,7 +12,8 @@ import numpy as np
 
 from skydelta.kernels.cpu.bits import as_float, cast, swapped, unsigned
 from skydelta.kernels.cpu.jit import inline, serial
-from skydelta.kernels.decode import EXACT_ZERO, RANDOM
+from skydelta.kernels.decode import EXACT_ZERO
+from skydelta.kernels.dither import COUNT, STRETCH
 
 
 @inline
@@ -170,12 +171,12 @@ def integers_to_floats(
 def dither_at(start, k, table):
     """(index of the run, index in the table) of the random number of pixel ``k`` of a tile (FITS 4.0, appendix I)."""
     i = start
-    p = np.int64(table[i] * np.float32(500.0))
+    p = np.int64(table[i] * np.float32(STRETCH))
     left = k
-    while left >= RANDOM - p:
-        left -= RANDOM - p
-        i = (i + 1) % RANDOM
-        p = np.int64(table[i] * np.float32(500.0))
+    while left >= COUNT - p:
+        left -= COUNT - p
+        i = (i + 1) % COUNT
+        p = np.int64(table[i] * np.float32(STRETCH))
     return i, p + left
 
 
@@ -184,7 +185,7 @@ def dithered_run(source, swap, out, zscale, zzero, table, start, k, exact_zero, 
     i, p = dither_at(start, k, table)
     done = 0
     while done < out.size:
-        m = min(out.size - done, RANDOM - p)
+        m = min(out.size - done, COUNT - p)
         for x in range(m):
             s = swapped(source[done + x]) if swap else source[done + x]
             v = (np.float64(s) - np.float64(table[p + x]) + 0.5) * zscale + zzero
@@ -192,9 +193,9 @@ def dithered_run(source, swap, out, zscale, zzero, table, start, k, exact_zero, 
             out[done + x] = cast(scale, v) * scale + zero if linear else v
         done += m
         p += m
-        if p == RANDOM:
-            i = (i + 1) % RANDOM
-            p = np.int64(table[i] * np.float32(500.0))
+        if p == COUNT:
+            i = (i + 1) % COUNT
+            p = np.int64(table[i] * np.float32(STRETCH))
 
 
 @inline

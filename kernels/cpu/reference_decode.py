@@ -10,20 +10,20 @@ import gzip
 
 import numpy as np
 
+from skydelta.kernels.backend import CPU
 from skydelta.kernels.decode import (
     EXACT_ZERO,
     GZIP1,
     GZIP2,
     NO_DITHER,
     PLIO,
-    RANDOM,
     RAW,
     RICE,
     Decoded,
     Form,
     Tiles,
-    random_table,
 )
+from skydelta.kernels.dither import COUNT, STRETCH, dither_table
 
 
 def rice(stream: bytes, pixels: int, block: int, nbytes: int) -> np.ndarray:
@@ -90,14 +90,14 @@ def values_of(stream: bytes, codec: int, pixels: int, form: Form, quantized: boo
 
 def random_numbers(start: int, pixels: int) -> np.ndarray:
     """float64 (pixels,): the dither of a tile."""
-    table = random_table()
+    table = dither_table(CPU)
     out: list[np.ndarray] = []
     left, i = pixels, start
     while left > 0:
-        part = table[int(table[i] * np.float32(500)) :][:left]
+        part = table[int(table[i] * np.float32(STRETCH)) :][:left]
         out.append(part)
         left -= len(part)
-        i = (i + 1) % RANDOM
+        i = (i + 1) % COUNT
     return np.concatenate(out).astype(np.float64)
 
 
