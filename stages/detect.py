@@ -18,7 +18,7 @@ from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -28,6 +28,9 @@ SADDLE = 2.0
 
 LARGE = 40.0
 """A footprint of more than this many squared FWHM is flagged: no point source is that large."""
+
+WINDOW = 16
+"""Half-size of the windows in which footprints are looked at, px: most fit in; no result depends on it."""
 
 LOBE_SIGMA = 3.0
 """Opposite peaks closer than this many PSF sigma are lobes of one dipole; up to twice as far when footprints touch."""
@@ -82,13 +85,12 @@ class Detect(Stage[DetectConfig]):
         labels, area = components(snr, self.config.threshold)
         y, x, value = extrema(snr, self.config.threshold)
         width = fwhm(image.psf.at(*_middle(image))) if image.psf is not None else 3.0
-        area = np.r_[0, to_host(area)]  # of component 0, outside of all, nobody asks
-        label = _at(labels, y, x).astype(int)
+        patches, label, area = _looked_up(snr, labels, area, y, x)
         own = _significant(snr, y, x, value, label, self.config.threshold)
-        y, x, value, label = y[own], x[own], value[own], label[own]
-        patches = to_host(cutouts(snr, x, y, 1, np.nan))
+        y, x, value, label, patches = y[own], x[own], value[own], label[own], patches[own]
         dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
-        objects = _pair(y + dy, x + dx, value, label, labels, len(area), width, self.config.dipole_ratio)
+        footprints = Footprints(labels, area, label, y, x)
+        objects = _pair(y + dy, x + dx, value, footprints, width, self.config.dipole_ratio)
         flags = self._flags(image, objects, area, label, width)
         catalog = _catalog(image, objects, flags)
         ctx.metric("candidates", len(catalog))
@@ -105,6 +107,8 @@ class Detect(Stage[DetectConfig]):
         if len(o.x) and image.mask is not None:
             reach = max(2, round(width / 2))
             near = to_host(cutouts(image.mask, np.rint(o.x), np.rint(o.y), reach, -1))
+            beyond = near < 0
+            found = np.bitwise_or.reduce(np.where(beyond, 0, near), axis=(1, 2))
             planes = image.planes
             edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
             for name, wanted in (
@@ -113,11 +117,32 @@ class Detect(Stage[DetectConfig]):
                 ("SATURATED_TEMPLATE", planes.bit("SAT_TEMPLATE")),
                 ("MASKED", planes.invalid & ~edge),
             ):
-                hit = (near >= 0) & ((near & wanted) != 0)
+                hit = (found & wanted) != 0
                 if name == "EDGE":
-                    hit |= near < 0
-                flags |= np.where(hit.any(axis=(1, 2)), bits(name), 0)
+                    hit |= beyond.any(axis=(1, 2))
+                flags |= np.where(hit, bits(name), 0)
         return flags.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Connected pixels beyond the threshold, and the peaks in them.
+
+    Attributes
+    ----------
+    labels : int32 (H, W)
+        On any device.
+    area : int (m,)
+        Pixels of each label.
+    label, y, x : int (n,)
+        Of each peak, on the host.
+    """
+
+    labels: Array
+    area: np.ndarray
+    label: np.ndarray
+    y: np.ndarray
+    x: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -143,6 +168,20 @@ def _white_score(image: Exposure) -> Array:
         missing = "variance" if image.variance is None else "PSF"
         raise InputError(f"detect: the image has no {missing} and no score was given")
     return matched_filter(image.image, image.variance, image.good(), image.psf.render)
+
+
+def _looked_up(
+    snr: Array, labels: Array, area: Array, y: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """S/N (n, 3, 3) around and labels (n,) at whole pixels, and the area of every label: one copy to the host.
+
+    The area is led by that of label 0, which is outside of all: nobody asks for it.
+    """
+    backend = backend_of(snr)
+    windows, n = Windows(snr.shape, x, y, 1, backend), 9 * len(y)
+    parts = [windows.cut(snr, np.nan).view(np.int32), windows.cut(labels), area]
+    found = to_host(backend.xp.concatenate([part.ravel() for part in parts]))
+    return found[:n].view(np.float32).reshape(-1, 3, 3), found[n + 4 : 2 * n : 9].astype(int), np.r_[0, found[2 * n :]]
 
 
 def _at(plane: Array, y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -227,13 +266,12 @@ def _pair(
     y: np.ndarray,
     x: np.ndarray,
     value: np.ndarray,
-    label: np.ndarray,
-    labels: Array,
-    count: int,
+    footprints: Footprints,
     width: float,
     ratio: float,
 ) -> Objects:
     """Join each strongest pair of opposite neighbours into one dipole; every other peak stays an object."""
+    label = footprints.label
     lobes: list[tuple[int, int]] = []
     positive, negative = np.flatnonzero(value > 0), np.flatnonzero(value < 0)
     if len(positive) and len(negative):
@@ -247,7 +285,7 @@ def _pair(
         like = weak >= ratio * height.max(axis=0)
         close = like & (distance <= reach)
         asked = like & ~close
-        close[asked] = _touching(labels, count, label[up[asked]], label[down[asked]])
+        close[asked] = _touching(footprints, up[asked], down[asked])
         best = np.lexsort((down, up, distance, -weak))
         taken: set[int] = set()
         for p, n in np.c_[up, down][best[close[best]]].tolist():
@@ -279,8 +317,33 @@ def _pair(
     return Objects(yy, xx, vv, ll.astype(int), *four)
 
 
-def _touching(labels: Array, count: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Which pairs of components (n,) touch when each is grown by one pixel; labels are below ``count``."""
+def _touching(f: Footprints, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Whether the footprints of pairs of peaks (n,) touch when each is grown by one pixel.
+
+    A window around the peak of the smaller footprint tells, unless that reaches out of it.
+    """
+    if not len(one):
+        return np.zeros(0, bool)
+    area = f.area[f.label]
+    small, large = np.where(area[one] <= area[other], (one, other), (other, one))
+    windows = to_host(cutouts(f.labels, f.x[small], f.y[small], WINDOW))
+    own = windows == f.label[small, None, None]
+    grown = own.copy()
+    for axis in (1, 2):
+        line, grown = np.moveaxis(grown, axis, 2), grown.copy()
+        wide = np.moveaxis(grown, axis, 2)
+        for step in (1, 2):
+            wide[..., step:] |= line[..., :-step]
+            wide[..., :-step] |= line[..., step:]
+    touch = (grown & (windows == f.label[large, None, None])).any(axis=(1, 2))
+    whole = np.count_nonzero(own[:, 2:-2, 2:-2], axis=(1, 2)) == area[small]
+    asked = ~touch & ~whole
+    touch[asked] = _touching_anywhere(f.labels, len(f.area), f.label[one[asked]], f.label[other[asked]])
+    return touch
+
+
+def _touching_anywhere(labels: Array, count: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """`_touching` of pairs of components (n,) with labels below ``count``, by all pixels of the plane."""
     if not len(one):
         return np.zeros(0, bool)
     backend, (h, w) = backend_of(labels), labels.shape
@@ -308,26 +371,25 @@ def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
     ra, dec = np.full(n, np.nan), np.full(n, np.nan)
     if image.wcs is not None and n:
         ra, dec = sky_positions(image, o.x, o.y)
-    nan = np.full(n, np.nan)
-    return Catalog(
-        {
-            "id": np.arange(1, n + 1, dtype=np.int64),
-            "x": o.x * u.pix,
-            "y": o.y * u.pix,
-            "ra": ra * u.deg,
-            "dec": dec * u.deg,
-            "flux": nan * unit,
-            "flux_err": nan * unit,
-            "snr": o.snr.astype(np.float64),
-            "model": np.full(n, "peak", dtype="U8"),
-            "flags": flags,
-            "x_pos": o.x_pos * u.pix,
-            "y_pos": o.y_pos * u.pix,
-            "x_neg": o.x_neg * u.pix,
-            "y_neg": o.y_neg * u.pix,
-        },
-        copy=False,
-    )
+    columns = {
+        "id": np.arange(1, n + 1, dtype=np.int64),
+        "x": o.x,
+        "y": o.y,
+        "ra": ra,
+        "dec": dec,
+        "flux": np.full(n, np.nan),
+        "flux_err": np.full(n, np.nan),
+        "snr": o.snr.astype(np.float64),
+        "model": np.full(n, "peak", dtype="U8"),
+        "flags": flags,
+        "x_pos": o.x_pos,
+        "y_pos": o.y_pos,
+        "x_neg": o.x_neg,
+        "y_neg": o.y_neg,
+    }
+    units = dict.fromkeys(("x", "y", "x_pos", "y_pos", "x_neg", "y_neg"), u.pix)
+    units |= {"ra": u.deg, "dec": u.deg, "flux": unit, "flux_err": unit}
+    return Catalog.of(columns, units)
 
 
 def sky_positions(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -530,27 +530,24 @@ def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> 
     flags = np.asarray(catalog["flags"]) | rows["flags"]
     moved = dict.fromkeys(("moment_x", "moment_y"), unit * u.pix)
     spread = dict.fromkeys(("moment_xx", "moment_xy", "moment_yy"), (unit * u.pix) ** 2)
-    fluxes = ("background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
-    pixels = ("x_err", "y_err", "x_pos", "y_pos", "x_neg", "y_neg", "separation", "separation_err")
+    fluxes = ("flux", "flux_err", "background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
+    pixels = ("x", "y", "x_err", "y_err", "x_pos", "y_pos", "x_neg", "y_neg", "separation", "separation_err")
     units = {**moved, **spread, **dict.fromkeys(fluxes, unit), **dict.fromkeys(pixels, u.pix)}
-    units |= {"angle": u.deg, "angle_err": u.deg}
-    measured = {n: rows[n] * units[n] if n in units else rows[n] for n in ORDER}
-    return Catalog(
-        {
-            "id": np.asarray(catalog["id"]),
-            "x": x * u.pix,
-            "y": y * u.pix,
-            "ra": ra * u.deg,
-            "dec": dec * u.deg,
-            "flux": rows["flux"] * unit,
-            "flux_err": rows["flux_err"] * unit,
-            "snr": np.asarray(catalog["snr"]),
-            "model": rows["model"],
-            "flags": flags.astype(np.int32),
-            **measured,
-        },
-        meta=catalog.meta,
-    )
+    units |= dict.fromkeys(("ra", "dec", "angle", "angle_err"), u.deg)
+    columns = {
+        "id": np.array(catalog["id"]),
+        "x": x,
+        "y": y,
+        "ra": ra,
+        "dec": dec,
+        "flux": rows["flux"],
+        "flux_err": rows["flux_err"],
+        "snr": np.array(catalog["snr"]),
+        "model": rows["model"],
+        "flags": flags.astype(np.int32),
+        **{name: rows[name] for name in ORDER},
+    }
+    return Catalog.of(columns, units, meta=catalog.meta)
 
 
 ORDER = (

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from astropy.coordinates import SkyCoord
 from astropy.io import fits
-from astropy.wcs import WCS
+from astropy.wcs import WCS, DistortionLookupTable, Sip
 from support_align import PIXEL, exact_positions, plane, tpv, with_sip
 
 from skydelta.errors import InputError
 from skydelta.kernels.cpu.reference_resample import _dense_map as dense
 from skydelta.kernels.resample import CELL_INTERPOLATED
-from skydelta.stages.align.mapping import SkyChain, control_grid, pixel_map
+from skydelta.stages.align.mapping import SkyChain, control_grid, pixel_map, same_wcs
 
 SHAPE = (300, 411)
 
@@ -177,6 +177,42 @@ def test_whole_pixel_shift_is_recognised():
     assert pixel_map(source, plane(SHAPE), SHAPE, SHAPE).shift == (0, 0)
     moved.wcs.crpix = np.add(source.wcs.crpix, (300, 0))
     assert pixel_map(source, moved, SHAPE, SHAPE).shift == (0, -300)
+
+
+def test_the_same_wcs_is_recognised_by_its_numbers():
+    a = with_sip(plane(SHAPE))
+    dated, turned, equinox = a.deepcopy(), a.deepcopy(), a.deepcopy()
+    dated.wcs.dateobs = "2020-01-01T00:00:00"
+    turned.wcs.radesys, turned.wcs.equinox = "FK5", 2000.0
+    equinox.wcs.radesys, equinox.wcs.equinox = "FK5", 1975.0
+    moved, bent = a.deepcopy(), a.deepcopy()
+    moved.wcs.crpix = np.add(a.wcs.crpix, (1e-3, 0))
+    coefficients = a.sip.a.copy()
+    coefficients[2, 0] *= 1.001
+    bent.sip = Sip(coefficients, a.sip.b, a.sip.ap, a.sip.bp, a.sip.crpix)
+    straight = plane(SHAPE)
+    for w in (a, dated, turned, equinox, moved, bent, straight):
+        w.wcs.set()
+    assert same_wcs(a, a.deepcopy())
+    assert same_wcs(a, dated)
+    for other in (turned, equinox, moved, bent, straight):
+        assert not same_wcs(a, other)
+        assert not same_wcs(other, a)
+    assert not same_wcs(turned, equinox)
+
+
+@pytest.mark.parametrize("change", ["data", "crpix", "crval", "cdelt"])
+def test_lookup_tables_are_compared(change):
+    def with_table(**other):
+        values = {"data": np.ones((4, 4), np.float32), "crpix": (1, 1), "crval": (1, 1), "cdelt": (80, 80), **other}
+        w = plane(SHAPE)
+        w.cpdis1 = DistortionLookupTable(*(values[n] for n in ("data", "crpix", "crval", "cdelt")))
+        return w
+
+    changed = {"data": np.full((4, 4), 1.5, np.float32)}.get(change, (2, 3))
+    assert same_wcs(with_table(), with_table())
+    assert not same_wcs(with_table(), with_table(**{change: changed}))
+    assert not same_wcs(with_table(), plane(SHAPE))
 
 
 def test_grid_is_refined_where_the_map_bends():

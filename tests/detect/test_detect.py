@@ -13,6 +13,7 @@ from astropy import units as u
 from astropy.io import fits
 from astropy.table import Table
 from astropy.wcs import WCS
+from scipy.ndimage import binary_dilation, gaussian_filter
 from scipy.spatial import cKDTree
 from support_sources import SIGMA, draw, flux_of, gaussian
 from support_sources import exposure as noiseless
@@ -22,7 +23,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
-from skydelta.stages.detect import Detect
+from skydelta.stages.detect import WINDOW, Detect, Footprints, _touching
 
 SHAPE = (512, 500)
 
@@ -311,6 +312,24 @@ def test_no_source_is_lost_to_a_neighbour_of_the_other_sign(rng, figure):
     distance = distances(at, x, y)[0]
     clear = gap > 3 * SIGMA
     figure("detect: recall in a crowd of both signs", (distance < 2)[clear].mean(), (0.97, 1))
+
+
+@pytest.mark.parametrize(("threshold", "smooth"), [(1.7, 1.2), (0.5, 4.0)], ids=["small", "beyond the windows"])
+def test_footprints_touch_where_their_dilations_overlap(rng, threshold, smooth):
+    field = gaussian_filter(rng.normal(size=(110, 130)), smooth)
+    snr = (field / field.std()).astype(np.float32)
+    labels, area = components(snr, threshold)
+    label = np.arange(1, len(area) + 1)
+    y, x = (np.array(a) for a in zip(*(np.argwhere(labels == k)[0] for k in label), strict=True))
+    footprints = Footprints(labels, np.r_[0, area], label, y, x)
+    one, other = (a.ravel() for a in np.indices((len(label), len(label))))
+    one, other = one[one != other], other[one != other]
+    box = np.ones((3, 3), bool)
+    grown = np.array([binary_dilation(labels == k, box) for k in label]).reshape(len(label), -1).astype(np.float32)
+    truth = (grown @ grown.T > 0)[one, other]
+    reach = [np.ptp(np.argwhere(labels == k), axis=0).max() for k in label]
+    assert truth.any() and not truth.all() and (max(reach) > WINDOW) == (smooth > 2)
+    assert np.array_equal(_touching(footprints, one, other), truth)
 
 
 # flags

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Catalogues: every format reads back equal, the same bytes each time, empty ones too."""
 
+import pickle
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -54,6 +56,46 @@ def test_other_programs_read_them(tmp_path):
     regions = (tmp_path / "c.reg").read_text().splitlines()
     assert sum(line.startswith("circle(") for line in regions) == 4
     assert regions[2].startswith("circle(1.000,1.000,")  # DS9 counts from 1
+
+
+def test_ready_columns_make_the_table_that_the_constructor_makes(tmp_path):
+    rng = np.random.default_rng(3)
+    columns = {
+        "id": np.arange(1, 6),
+        "x": rng.normal(size=5),
+        "flux": rng.normal(size=(5, 2))[:, 1],
+        "model": np.array(["psf", "dipole", "", "none", "psf"], "U8"),
+        "flags": np.arange(5, dtype=np.int32),
+    }
+    units = {"x": u.pix, "flux": u.adu * u.pix}
+    fast = Catalog.of(columns, units, meta={"note": "kept"})
+    slow = Catalog({n: v * units[n] if n in units else v for n, v in columns.items()}, meta={"note": "kept"})
+    assert [(type(fast[n]), fast[n].dtype, fast[n].info.unit) for n in fast.colnames] == [
+        (type(slow[n]), slow[n].dtype, slow[n].info.unit) for n in slow.colnames
+    ]
+    for k, (a, b) in enumerate(
+        [(fast, slow), (fast[1:4], slow[1:4]), (fast.copy(), slow.copy()), (pickle.loads(pickle.dumps(fast)), slow)]
+    ):
+        files = [tmp_path / f"{k}{name}.ecsv" for name in "ab"]
+        for table, path in zip((a, b), files, strict=True):
+            table.save(path)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    fast["new"] = np.zeros(5)
+    order = np.argsort(columns["x"])
+    model = columns["model"][order]
+    fast.sort("x")
+    fast.remove_column("id")
+    fast.rename_column("model", "kind")
+    assert fast.colnames == ["x", "flux", "kind", "flags", "new"]
+    assert fast["kind"].tolist() == model.tolist()
+    fast.add_row((1 * u.pix, 2 * u.adu * u.pix, "psf", 0, 0.0))
+    assert len(fast) == 6
+    assert len(Catalog.of({n: v[:0] for n, v in columns.items()}, units)) == 0
+
+
+def test_ready_columns_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="id 2, x 3"):
+        Catalog.of({"id": np.arange(2), "x": np.zeros(3)}, {"x": u.pix})
 
 
 def test_flags():
