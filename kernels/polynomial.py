@@ -17,8 +17,14 @@ def polynomial_terms(u: Array, v: Array, order: int) -> Array:
     """Chebyshev products T_i(u) T_j(v): float64 (n_p, ...) of the broadcast shape, order as `polynomial_exponents`."""
     tu, tv = (chebyshev(a, order) for a in (u, v))
     xp = backend_of(tu[0]).xp
-    shape = np.broadcast_shapes(tu[0].shape, tv[0].shape)
-    return xp.stack([xp.broadcast_to(tu[i] * tv[j], shape) for i, j in polynomial_exponents(order)])
+    out = xp.empty((count_terms(order), *np.broadcast_shapes(tu[0].shape, tv[0].shape)))
+    for k, (i, j) in enumerate(polynomial_exponents(order)):
+        # T_0 is 1
+        if i and j:
+            xp.multiply(tu[i], tv[j], out=out[k, ...])
+        else:
+            out[k] = tu[i] if i else tv[j]
+    return out
 
 
 def chebyshev(t: Array, order: int) -> list[Array]:

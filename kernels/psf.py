@@ -184,7 +184,7 @@ def pixel_departure(
     noise: Array,
     used: Array,
     phi: Array,
-) -> tuple[Array, Array]:
+) -> Array:
     """How normalised stars depart from their profiles, each pixel a polynomial over the field by least squares.
 
     A star weighs 1 / ((noise / flux)^2 + (`MODEL_ERROR` * peak of the profile)^2), the same in all its pixels. A
@@ -198,9 +198,9 @@ def pixel_departure(
 
     Returns
     -------
-    departure : float64 (n_p, m, m)
-    information : float64 (n_p, n_p)
-        Sum over the stars of weight phi phi^T: the inverse is the covariance of a pixel.
+    float64 (n_p, m m + n_p)
+        The image of each spatial term, row by row, then its row of the sum over the stars of weight phi phi^T, whose
+        inverse is the covariance of a pixel: one array, so that both come to the host at once.
     """
     run = implementation(PIXEL_DEPARTURE, backend_of(values))
     return run(values, kept, profiles, flux, sky, noise, used, phi)

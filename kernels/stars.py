@@ -146,7 +146,7 @@ def smooth_masked(image: Array, good: Array, taps: np.ndarray) -> Array:
 
 def light_peaks(
     light: Array, good: Array, variance: Array | None, gain: float, limit: Array, radius: int
-) -> tuple[Array, Array, Array]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Local maxima of light whose signal-to-noise is above a limit.
 
     A peak is above all pixels at most sqrt(radius^2 + 1) px away that come after it in raster order and not below
@@ -172,12 +172,12 @@ def light_peaks(
     pixel : int32 (n,)
         y W + x in raster order.
     snr, height : float32 (n,)
-        All on the image's device.
+        All on the host.
     """
     return implementation(PEAKS, backend_of(light))(light, good, variance, float(gain), limit, radius)
 
 
-def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> tuple[Array, Array]:
+def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> Array:
     """Median light on rings around pixels; unusable pixels and those outside count as zero.
 
     Ring r holds the pixels whose distance rounds to r.
@@ -191,13 +191,12 @@ def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) 
     half : int
         Radius of the last ring, px.
     core : int
-        Half-size of the square that ``clean`` looks at, px; at most ``half``.
+        Half-size of the square that is looked at for unusable pixels, px; at most ``half``.
 
     Returns
     -------
-    medians : float64 (n, half + 1)
-    clean : bool (n,)
-        All pixels of the core are usable.
+    float64 (n, half + 2)
+        The medians from the inside out, then 1 where all pixels of the core are usable, else 0.
     """
     return implementation(RINGS, backend_of(image))(image, good, pixel, half, core)
 

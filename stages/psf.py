@@ -11,8 +11,8 @@ from pydantic import Field
 from skydelta.errors import AlgorithmError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.io.psf import PixelPsf, Psf, fwhm
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.io.psf import PixelPsf, Psf, fwhms
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.psf import star_stamps
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.psfmodel import PsfFit, Samples, radius, supported_order
@@ -161,7 +161,7 @@ def _compare(ctx: Context, image: Exposure, stars: Stars) -> None:
     domain = Domain.of(image.shape)
     terms = polynomial_terms(*domain.uv(stars.x[use], stars.y[use]), 2).T
     psf: Psf = image.psf  # type: ignore[assignment]
-    own = np.array([fwhm(stamp) for stamp in psf.render(stars.x[use], stars.y[use])])
+    own = fwhms(to_host(psf.render(stars.x[use], stars.y[use])))
     ratio = np.log(stars.fwhm[use] / own)
     keep = np.abs(ratio - np.median(ratio)) < 4 * 1.4826 * np.median(np.abs(ratio - np.median(ratio))) + 0.05
     trend = terms[keep] @ np.linalg.lstsq(terms[keep], ratio[keep], rcond=None)[0]
@@ -189,7 +189,7 @@ def field_fwhm(exposure: Exposure) -> float:
         raise InputError(f"{exposure.id or 'image'} has no PSF; run the psf stage first")
     y, x = (np.repeat((np.arange(3) + 0.5) * n / 3 - 0.5, 3) for n in exposure.shape)
     x = np.tile(x[::3], 3)
-    return float(np.median([fwhm(stamp) for stamp in exposure.psf.render(x, y)]))
+    return float(np.median(fwhms(to_host(exposure.psf.render(x, y)))))
 
 
 def _samples(image: Exposure, stars: Stars, half: int) -> Samples:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from scipy.ndimage import uniform_filter
 
-from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynomial_terms
+from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.psf import Row, compare_stars, pixel_departure, profile_sums
+from skydelta.stages.psfpixels import significant
 from skydelta.stages.psfprofile import ProfileField, Terms
 from skydelta.stages.psfwidths import consistent_widths
 from skydelta.stages.stars import SIGMA_TO_FWHM
@@ -36,9 +36,6 @@ STAR_CLIP = 5.0
 
 REACH = 2.5
 """Pixels within this many times the scale a of the first guess determine the profile: 2.5 FWHM."""
-
-DEGREE = 4
-"""Of the smooth functions that a PSF departs from a Moffat profile by."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,10 @@ def supported_order(order: int, polynomial: np.ndarray) -> int:
     """
     while order:
         phi = polynomial[:, : count_terms(order)]
-        normal = phi.T @ phi
-        # the condition of the terms is below 1e6
-        if len(phi) >= 3 * count_terms(order) and np.linalg.cond(normal) < 1e12:
-            at = _grid(order)
-            if ((at @ np.linalg.inv(normal)) * at).sum(axis=1).max() <= 1:
+        if len(phi) >= 3 * count_terms(order):
+            values, axes = np.linalg.eigh(phi.T @ phi)
+            # the condition of the terms is below 1e6
+            if values[0] > 1e-12 * values[-1] and ((_grid(order) @ axes) ** 2 @ (1 / values)).max() <= 1:
                 break
         order -= 1
     return order
@@ -164,15 +160,17 @@ class PsfFit:
         pixels: bool = True,
     ) -> None:
         backend, n = samples.backend, len(samples)
-        self._samples, self._domain, self._fwhm, self._pixels = samples, domain, fwhm, pixels
+        self._samples, self._domain, self._fwhm, self._departing = samples, domain, fwhm, pixels
         self._terms = Terms.of(order, polynomial, backend)
         self._field = ProfileField.start(fwhm, self._terms.count)
-        self._departure = backend.asarray(np.zeros((self._terms.count, samples.side, samples.side)))
+        self._pixels = np.zeros((self._terms.count, samples.side, samples.side))
+        self._departure = backend.asarray(self._pixels)
         self._blurred = _blurred(samples.variance, fwhm)
         # fluxes and sky levels lead the rows that stars are compared in
         self._rows = backend.asarray(np.stack([samples.flux, np.zeros(n)]))
         self._kept = samples.usable
-        self._select(np.ones(n, bool))
+        self.used = np.ones(n, bool)
+        self._used = backend.asarray(self.used)
         for step in range(ROUNDS):
             self._improve(1 if step else FIRST_STEPS)
             self._select(self._agreeing())
@@ -198,21 +196,25 @@ class PsfFit:
         """The model at nodes over the field, as pixels that are polynomials of twice its degree."""
         order, side = self._terms.order, self._samples.side
         backend = self._samples.backend
-        u, v, project = _nodes(order)
-        phi = backend.asarray(self._terms.at(u, v))
-        stamps = self._field.stamps(phi, side).reshape(len(u), -1) + phi @ self._departure.reshape(phi.shape[1], -1)
-        stamps /= stamps.sum(axis=1, keepdims=True)
-        coefficients = to_host(backend.asarray(project) @ stamps)
+        terms, project = _nodes(order)
+        phi = terms @ self._terms.to_orthogonal
+        departure = self._pixels.reshape(len(self._pixels), -1)
+        # profiles have unit sum, so that of the model is known before it is made
+        project = project / (1 + phi @ departure.sum(axis=1))
+        packed = backend.asarray(np.concatenate([phi.ravel(), project.ravel()]))
+        profiles = self._field.stamps(packed[: phi.size].reshape(phi.shape), side).reshape(len(phi), -1)
+        coefficients = to_host(packed[phi.size :].reshape(project.shape) @ profiles) + (project @ phi) @ departure
         return PixelPsf(coefficients.reshape(-1, side, side), 2 * order, self._domain)
 
     def _select(self, used: np.ndarray) -> None:
         """Take these stars from now on."""
+        if not np.array_equal(used, self.used):
+            self._used = self._samples.backend.asarray(used)
         self.used = used
-        self._used = self._samples.backend.asarray(used)
 
     def _improve(self, steps: int) -> None:
         """Steps of the profile, the pixels, then fluxes, sky levels and clipped pixels."""
-        s, terms, backend = self._samples, self._terms, self._samples.backend
+        s, terms = self._samples, self._terms
         stars = (self._rows[Row.FLUX], self._rows[Row.SKY], s.noise, self._used, terms.device)
         reach = REACH * np.exp(self._field.first)
         for _ in range(steps):
@@ -221,10 +223,8 @@ class PsfFit:
             if change < SMALL_STEP:
                 break
         profiles = self._field.stamps(terms.device, s.side)
-        if self._pixels:
-            departure, information = (to_host(a) for a in pixel_departure(s.values, self._kept, profiles, *stars))
-            noise = np.sqrt(np.diag(np.linalg.inv(information)))
-            self._departure = backend.asarray(_significant(departure, self._field, noise, self._fwhm))
+        if self._departing:
+            self._depart(to_host(pixel_departure(s.values, self._kept, profiles, *stars)))
         self._rows, self._kept = compare_stars(
             s.values,
             s.variance,
@@ -237,6 +237,14 @@ class PsfFit:
             self._fwhm,
         )
         self._found = to_host(self._rows)
+
+    def _depart(self, solution: np.ndarray) -> None:
+        """Take what is signal in the solution (n_p, m m + n_p) of `pixel_departure`."""
+        n_p, side = self._terms.count, self._samples.side
+        departure, information = solution[:, : side * side], solution[:, side * side :]
+        noise = np.sqrt(np.diag(np.linalg.inv(information)))
+        self._pixels = significant(departure.reshape(n_p, side, side), *self._field.mean(side), noise, self._fwhm)
+        self._departure = self._samples.backend.asarray(self._pixels)
 
     def _agreeing(self) -> np.ndarray:
         """Stars that hold no other source and are as wide as all others; those with a flux, when too few are left."""
@@ -251,13 +259,13 @@ class PsfFit:
 
 
 @cache
-def _nodes(order: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Field coordinates (k,) of Chebyshev nodes, and the least squares of values there on polynomials of twice the
-    order: float64 (n_p, k)."""
+def _nodes(order: int) -> tuple[np.ndarray, np.ndarray]:
+    """`polynomial_terms` (k, n_p) at Chebyshev nodes over the field, and the least squares of values there on
+    polynomials of twice the order: float64 (n_q, k)."""
     count = 4 * order + 1
     node = np.cos(np.pi * (np.arange(count) + 0.5) / count)
     u, v = (a.ravel() for a in np.meshgrid(node, node))
-    return u, v, np.linalg.pinv(polynomial_terms(u, v, 2 * order).T)
+    return polynomial_terms(u, v, order).T, np.linalg.pinv(polynomial_terms(u, v, 2 * order).T)
 
 
 def _blurred(variance: Array, fwhm: float) -> Array:
@@ -290,43 +298,3 @@ def radius(m: int) -> np.ndarray:
     """Distance (px) from the middle pixel: float64 (m, m)."""
     o = np.arange(m) - m // 2
     return np.hypot(o, o[:, None])
-
-
-def _significant(departure: np.ndarray, field: ProfileField, noise: np.ndarray, fwhm: float) -> np.ndarray:
-    """The departure from the profile M, freed of noise.
-
-    It is projected on M X^i Y^j (1 - X^2 - Y^2), i + j <= `DEGREE`, (X, Y) = (dx, dy) / sqrt(a^2 + r^2), and kept as
-    far as it exceeds the noise (James & Stein 1961), at the mean also pixel by pixel; nothing is kept in the wings,
-    where single pixels carry less than 4 times their noise.
-
-    Parameters
-    ----------
-    departure : float64 (n_p, m, m)
-        Image of each spatial term, the mean first.
-    field : ProfileField
-    noise : float64 (n_p,)
-        Standard deviation of their pixels.
-    fwhm : float
-        px.
-    """
-    n_p, m = departure.shape[:2]
-    profile, scale = field.stamps(np.eye(1, n_p), m)[0], np.exp(field.coefficients[0, 0])
-    r, o = radius(m), np.arange(m) - m // 2
-    bound = np.sqrt(scale**2 + r * r)
-    x, y = o / bound, o[:, None] / bound
-    functions = np.empty((count_terms(DEGREE), m, m))
-    for k, (i, j) in enumerate(polynomial_exponents(DEGREE)):
-        # by total degree, then by j: one degree lower in x or in y came before
-        before = k - i - j if i else k - i - j - 1
-        functions[k] = functions[before] * (x if i else y) if k else profile * (1 - x * x - y * y)
-    basis = functions.reshape(len(functions), -1)
-    basis /= np.sqrt(np.einsum("kx,kx->k", basis, basis))[:, None]
-    images = departure.reshape(n_p, -1)
-    near = np.linalg.solve(basis @ basis.T, basis @ images.T).T @ basis
-    share = 1 - count_terms(DEGREE) * noise**2 / np.maximum(np.einsum("px,px->p", near, near), noise**2)
-    out = (near * np.maximum(share, 0)[:, None]).reshape(departure.shape)
-    rest = departure[0] - near[0].reshape(m, m)
-    out[0] += rest * (1 - noise[0] ** 2 / np.maximum(uniform_filter(rest**2, 5), noise[0] ** 2))
-    clear = float(np.clip(r[profile > 4 * noise[0]].max(initial=0.0), fwhm, 4.0 * fwhm))
-    t = np.clip((r - 0.8 * clear) / (0.5 * clear), 0, 1)
-    return out * (1 - t * t * (3 - 2 * t))

@@ -8,8 +8,9 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from skydelta.io.field import count_terms, polynomial_terms
+from skydelta.io.field import count_terms
 from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.cpu.jit import serial
 from skydelta.kernels.psf import profile_stamps
 
 PRIOR = (0.7, 0.3, 0.3, 0.7)
@@ -20,6 +21,8 @@ PRIOR_VARIATION = 0.2
 
 LARGEST_STEP = 0.4
 """Of every coefficient."""
+
+_START_SLOPE = float(np.log(2.0))
 
 SLOPES = (float(np.log(0.2)), float(np.log(30.0)))
 """Bounds of ln(beta - 1)."""
@@ -59,10 +62,6 @@ class Terms:
         k = count_terms(order)
         return replace(self, order=order, phi=self.phi[:, :k], to_orthogonal=self.to_orthogonal[:k, :k])
 
-    def at(self, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """The same functions at other field coordinates: float64 (k, n_p)."""
-        return polynomial_terms(u, v, self.order).T @ self.to_orthogonal
-
     @property
     def count(self) -> int:
         return self.phi.shape[1]
@@ -71,11 +70,6 @@ class Terms:
     def device(self) -> Array:
         """`phi` where the stamps are."""
         return self.backend.asarray(self.phi)
-
-    @cached_property
-    def products(self) -> np.ndarray:
-        """phi_p phi_q of every star: float64 (n_p n_p, n)."""
-        return (self.phi[:, :, None] * self.phi[:, None, :]).reshape(len(self.phi), -1).T.copy()
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ class ProfileField:
         log_a = float(np.log(fwhm / (2 * np.sqrt(2 ** (1 / 3) - 1))))
         coefficients = np.zeros((3, terms))
         coefficients[0, 0] = log_a
-        return cls(coefficients, float(np.log(2.0)), log_a)
+        return cls(coefficients, _START_SLOPE, log_a)
 
     def lowered(self, terms: int) -> ProfileField:
         """The first of the terms alone."""
@@ -112,28 +106,49 @@ class ProfileField:
         """Profiles at places with spatial terms phi (n, n_p): float64 (n, side, side)."""
         return profile_stamps(phi, self.coefficients, self.slope, side)
 
+    def mean(self, side: int) -> tuple[np.ndarray, float]:
+        """The profile (side, side) where all terms but the constant one are zero, on the host, and its a, px."""
+        phi = np.eye(1, self.coefficients.shape[1])
+        return self.stamps(phi, side)[0], float(np.exp(self.coefficients[0, 0]))
+
     def improved(self, sums: np.ndarray, terms: Terms) -> tuple[ProfileField, float]:
         """One Gauss-Newton step with the sums (n, 20) of `profile_sums`, and the largest change."""
         n_p = terms.count
-        normal = (terms.products @ sums[:, :16]).reshape(n_p, n_p, 4, 4).transpose(2, 0, 3, 1)
-        normal = normal.reshape(4 * n_p, 4 * n_p)
-        prior, away = _prior(n_p), np.zeros((4, n_p))
-        away[:3], away[3, 0] = -self.coefficients, np.log(2.0) - self.slope
-        away[0, 0] += self.first
-        normal.ravel()[:: 4 * n_p + 1] += prior
-        right = (sums[:, 16:].T @ terms.phi).ravel() + prior * away.ravel()
-        # beta is one number: of its terms only the constant one is free
-        free = 3 * n_p + 1
-        step = np.linalg.solve(normal[:free, :free], right[:free])
-        step = np.minimum(np.maximum(step, -LARGEST_STEP), LARGEST_STEP)
+        away = np.append(-self.coefficients.ravel(), _START_SLOPE - self.slope)
+        away[0] += self.first
+        step = _step(sums, terms.phi, _prior(n_p), away, LARGEST_STEP)
         slope = min(max(self.slope + float(step[-1]), SLOPES[0]), SLOPES[1])
-        moved = replace(self, coefficients=self.coefficients + step[:-1].reshape(3, n_p), slope=slope)
+        moved = ProfileField(self.coefficients + step[:-1].reshape(3, n_p), slope, self.first)
         return moved, float(np.abs(step).max())
 
 
 @cache
 def _prior(n_p: int) -> np.ndarray:
-    """Inverse variances of the coefficients around the first guess: float64 (4 n_p,)."""
-    spread = np.full((4, n_p), PRIOR_VARIATION)
-    spread[:, 0] = PRIOR
-    return 1 / spread.ravel() ** 2
+    """Inverse variances of the coefficients and the slope around the first guess: float64 (3 n_p + 1,)."""
+    spread = np.full((3, n_p), PRIOR_VARIATION)
+    spread[:, 0] = PRIOR[:3]
+    return 1 / np.append(spread.ravel(), PRIOR[3]) ** 2
+
+
+@serial
+def _step(sums, phi, prior, away, largest):
+    """Normal equations from the sums (n, 20) of each star, solved; beta is one number: only its constant term is
+    free."""
+    n, n_p = phi.shape
+    free = 3 * n_p + 1
+    normal, right = np.zeros((free, free)), prior * away
+    for s in range(n):
+        for i in range(4):
+            for p in range(n_p if i < 3 else 1):
+                f, row = phi[s, p], i * n_p + p
+                right[row] += f * sums[s, 16 + i]
+                for j in range(i + 1):
+                    fs = f * sums[s, 4 * i + j]
+                    for q in range(n_p if j < 3 else 1):
+                        normal[row, j * n_p + q] += fs * phi[s, q]
+    for i in range(free):
+        normal[i, i] += prior[i]
+        for j in range(i):
+            normal[j, i] = normal[i, j]
+    step = np.linalg.solve(normal, right)
+    return np.minimum(np.maximum(step, -largest), largest)

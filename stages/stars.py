@@ -11,6 +11,7 @@ import numpy as np
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.cpu.jit import serial
 from skydelta.kernels.stars import (
     gaussian_taps,
     light_peaks,
@@ -121,8 +122,8 @@ class Peaks:
     ----------
     pixel, light : int32 (n,) and float32 (n,)
         y W + x and height in raster order, on the image's device.
-    order : int32 (n,)
-        Rows of those, highest signal-to-noise first; on the device.
+    order, ordered : int32 (n,)
+        Rows of those, highest signal-to-noise first, and their pixels; on the device.
     x, y, snr : (n,)
         On the host, in that order.
     """
@@ -130,6 +131,7 @@ class Peaks:
     pixel: Array
     light: Array
     order: Array
+    ordered: Array
     x: np.ndarray
     y: np.ndarray
     snr: np.ndarray
@@ -205,7 +207,7 @@ def find_stars(exposure: Exposure) -> Stars:
         peaks = peaks if len(peaks) else sharp
     half = int(np.ceil(np.clip(2.0 * width, 5, 40)))
     rows = peaks.order[: min(MOST, WINDOW_PIXELS // (2 * half + 1) ** 2)]
-    windows = PeakWindows(image, good, peaks.pixel[rows], half)
+    windows = PeakWindows(image, good, peaks.ordered[: len(rows)], half)
     shapes, snr = windows.shapes(width), peaks.snr[: len(rows)]
     clump = _clump(shapes, snr)
     if abs(np.log(clump / width)) > 0.1:
@@ -231,11 +233,19 @@ def _peaks(image: Array, good: Array, variance: Array | None, sigma: float) -> P
         gain *= _pixel_noise(image, good) ** 2
     limit = _limit(light, good, variance, gain)
     pixel, snr, height = light_peaks(light, good, variance, gain, limit, max(1, round(0.9 * sigma)))
-    xp = backend_of(image).xp
-    order = xp.argsort(-snr, kind="stable").astype(np.int32)
-    table = to_host(xp.stack([pixel, snr.view(np.int32)])[:, order])
-    y, x = np.divmod(table[0], image.shape[1])
-    return Peaks(pixel, height, order, x, y, table[1].view(np.float32).astype(float))
+    order = _descending(snr)
+    ordered = pixel[order]
+    # everything that the device needs in one copy
+    table = backend_of(image).asarray(np.stack([pixel, height.view(np.int32), order, ordered]))
+    y, x = np.divmod(ordered, np.int32(image.shape[1]))
+    return Peaks(table[0], table[1].view(np.float32), table[2], table[3], x, y, snr[order].astype(float))
+
+
+def _descending(positive: np.ndarray) -> np.ndarray:
+    """Rows (int32) of positive float32 numbers, the largest first, equal ones in order: they sort as their bits."""
+    keys = (-positive.view(np.int32).astype(np.int64) << 32) + np.arange(len(positive))
+    keys.sort()
+    return (keys & 0xFFFFFFFF).astype(np.int32)
 
 
 def _limit(light: Array, good: Array, variance: Array | None, gain: float) -> Array:
@@ -276,9 +286,9 @@ def _centre_and_spread(values: Array) -> tuple[Array, Array]:
 def _first_width(image: Array, good: Array, peaks: Peaks) -> float:
     """FWHM (px) from the medians on rings around the brightest unspoilt peaks: neighbours hardly matter."""
     half = 16
-    medians, clean = ring_medians(image, good, peaks.pixel[peaks.order[: 2 * BRIGHTEST]], half, CORE[0])
-    core = to_host(clean)
-    profile = to_host(medians)[np.flatnonzero(core if core.any() else ~core)[:BRIGHTEST]]
+    table = to_host(ring_medians(image, good, peaks.ordered[: 2 * BRIGHTEST], half, CORE[0]))
+    core = table[:, -1] > 0
+    profile = table[np.flatnonzero(core if core.any() else ~core)[:BRIGHTEST], :-1]
     profile /= np.where(profile[:, :1] > 0, profile[:, :1], 1)
     below = np.argmax(profile < 0.5, axis=1)
     below = np.where((profile < 0.5).any(axis=1), np.maximum(below, 1), half)
@@ -395,17 +405,43 @@ def _smooth_field(
     """Robust quadratic over the field through the values in use, at all positions, and the scatter around it."""
     terms = polynomial_terms(*Domain.of(shape).uv(x, y), 2)
     basis, values = terms[:, use], values[use]
-    usual = _median(values)
-    spread, kept, solution = np.inf, np.ones(len(values), bool), None
-    residual = values - usual
-    for _ in range(6):
-        left = residual[kept]
-        spread = 1.4826 * _median(np.abs(left - _median(left)))
-        before, kept = kept, np.abs(residual) <= max(3 * spread, 0.02)
-        if kept.sum() < 12 or (solution is not None and np.array_equal(kept, before)):
+    kept, residual = np.ones(len(values), bool), np.empty(len(values))
+    # the first one is a constant
+    solution = np.array([_median(values), 0, 0, 0, 0, 0])
+    for step in range(6):
+        spread, count, changed, normal, right = _field_step(basis, values, solution, kept, residual)
+        if count < 12 or (step and not changed):
             break
-        chosen = basis * kept
         # least norm where the stars lie on a line
-        solution = np.linalg.lstsq(chosen @ basis.T, chosen @ values, rcond=1e-14)[0]
-        residual = values - solution @ basis
-    return (np.full(len(x), usual) if solution is None else solution @ terms), spread
+        solution = np.linalg.lstsq(normal, right, rcond=1e-14)[0]
+    return solution @ terms, spread
+
+
+@serial
+def _field_step(basis, values, solution, kept, residual):
+    """Scatter of the values kept around a solution, those to keep now (in place; their number and whether they are
+    others than before), and the normal equations of these."""
+    n_p, n = basis.shape
+    for i in range(n):
+        residual[i] = values[i]
+        for p in range(n_p):
+            residual[i] -= solution[p] * basis[p, i]
+    left = residual[kept]
+    spread = 1.4826 * np.median(np.abs(left - np.median(left)))
+    limit, count, changed = max(3 * spread, 0.02), 0, False
+    for i in range(n):
+        keep = abs(residual[i]) <= limit
+        changed |= keep != kept[i]
+        kept[i] = keep
+        count += keep
+    normal, right = np.zeros((n_p, n_p)), np.zeros(n_p)
+    for p in range(n_p):
+        for i in range(n):
+            if kept[i]:
+                right[p] += basis[p, i] * values[i]
+        for q in range(p + 1):
+            for i in range(n):
+                if kept[i]:
+                    normal[p, q] += basis[p, i] * basis[q, i]
+            normal[q, p] = normal[p, q]
+    return spread, count, changed, normal, right

@@ -298,15 +298,16 @@ def pixel_departure(
     noise: np.ndarray,
     used: np.ndarray,
     phi: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     n, m = values.shape[:2]
     peak = profiles[:, m // 2, m // 2]
     star = used / ((noise / flux) ** 2 + (MODEL_ERROR * peak) ** 2)
     information = (phi * star[:, None]).T @ phi
-    out = np.empty((phi.shape[1], m * m))
+    out = np.empty((phi.shape[1], m * m + phi.shape[1]))
+    out[:, m * m :] = information
     flat = [a.reshape(n, -1) for a in (values, kept, profiles)]
     _pixel_departure(*flat, flux, sky, star, phi, information, out)
-    return out.reshape(-1, m, m), information
+    return out
 
 
 @serial

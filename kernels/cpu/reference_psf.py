@@ -141,15 +141,15 @@ def pixel_departure(
     noise: np.ndarray,
     used: np.ndarray,
     phi: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    n, m = values.shape[:2]
+) -> np.ndarray:
+    n = len(values)
     star = used / ((noise / flux) ** 2 + (MODEL_ERROR * profiles.max(axis=STAMP)) ** 2)
     departing = (values - sky[:, None, None]) / flux[:, None, None] - profiles
     w = (kept * star[:, None, None]).reshape(n, -1)
     information = (phi * star[:, None]).T @ phi
     a = np.einsum("sx,sp,sq->xpq", w, phi, phi, optimize=True) + 1e-6 * information
     b = np.einsum("sx,sx,sp->xp", w, departing.reshape(n, -1), phi, optimize=True)
-    return np.linalg.solve(a, b[:, :, None])[:, :, 0].T.reshape(-1, m, m), information
+    return np.hstack([np.linalg.solve(a, b[:, :, None])[:, :, 0].T, information])
 
 
 def compare_stars(

@@ -43,14 +43,12 @@ def _light(image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int) ->
     return _stamps(np.where(good, image, np.float32(0)), pixel, half).astype(float)
 
 
-def ring_medians(
-    image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int
-) -> tuple[np.ndarray, np.ndarray]:
+def ring_medians(image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int) -> np.ndarray:
     stamps = _light(image, good, pixel, half)
     o = np.arange(-half, half + 1)
     ring = np.rint(np.hypot(o, o[:, None])).astype(int)
-    medians = np.stack([np.median(stamps[:, ring == r], axis=1) for r in range(half + 1)], axis=1)
-    return medians, np.asarray(_stamps(good, pixel, core).all(axis=(1, 2)))
+    medians = [np.median(stamps[:, ring == r], axis=1) for r in range(half + 1)]
+    return np.stack([*medians, _stamps(good, pixel, core).all(axis=(1, 2))], axis=1)
 
 
 def star_shapes(

@@ -154,25 +154,23 @@ def _median(values):
 
 
 @parallel
-def _ring_medians(image, good, pixel, member, start, core, medians, clean):
+def _ring_medians(image, good, pixel, member, start, core, table):
     width = image.shape[1]
     for k in prange(pixel.size):
         y, x = pixel[k] // width, pixel[k] % width
-        clean[k] = _clean(good, y, x, core)
+        table[k, start.size - 1] = 1.0 if _clean(good, y, x, core) else 0.0
         values = np.zeros(member.shape[0], np.float32)
         for i in range(member.shape[0]):
             if _usable(good, y + member[i, 0], x + member[i, 1]):
                 values[i] = image[y + member[i, 0], x + member[i, 1]]
         for r in range(start.size - 1):
-            medians[k, r] = _median(values[start[r] : start[r + 1]])
+            table[k, r] = _median(values[start[r] : start[r + 1]])
 
 
-def ring_medians(
-    image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int
-) -> tuple[np.ndarray, np.ndarray]:
-    medians, clean = np.empty((pixel.size, half + 1)), np.empty(pixel.size, np.bool_)
-    _ring_medians(image, good, pixel, *rings(half), core, medians, clean)
-    return medians, clean
+def ring_medians(image: np.ndarray, good: np.ndarray, pixel: np.ndarray, half: int, core: int) -> np.ndarray:
+    table = np.empty((pixel.size, half + 2))
+    _ring_medians(image, good, pixel, *rings(half), core, table)
+    return table
 
 
 @inline

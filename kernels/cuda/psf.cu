@@ -154,8 +154,7 @@ template <int P>
 __global__ void __launch_bounds__(THREADS)
 pixel_departure(const double* __restrict__ values, const bool* __restrict__ kept, const double* __restrict__ profiles,
                 const double* __restrict__ flux, const double* __restrict__ sky, const double* __restrict__ noise,
-                const bool* __restrict__ used, const double* __restrict__ phi, int n, int m, double* __restrict__ out,
-                double* __restrict__ information)
+                const bool* __restrict__ used, const double* __restrict__ phi, int n, int m, double* __restrict__ out)
 {
     constexpr int PAIRS = P * (P + 1) / 2, SUMS = PAIRS + P;
     __shared__ double matrix[PAIRS], passed[SUMS][32];
@@ -173,7 +172,11 @@ pixel_departure(const double* __restrict__ values, const bool* __restrict__ kept
         for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL, sum, offset);
         if (lane == 0) {
             matrix[k] = sum;
-            if (blockIdx.x == 0) information[p * P + q] = information[q * P + p] = sum;
+            // rows of `out` end with those of the matrix
+            if (blockIdx.x == 0) {
+                out[(long long)p * (pixels + P) + pixels + q] = sum;
+                out[(long long)q * (pixels + P) + pixels + p] = sum;
+            }
         }
     }
     double sums[SUMS] = {};
@@ -205,7 +208,7 @@ pixel_departure(const double* __restrict__ values, const bool* __restrict__ kept
     for (int k = 0; k < PAIRS; ++k) sums[k] += 1e-6 * matrix[k];
     solve_lower<P>(sums, sums + PAIRS);
     UNROLL
-    for (int p = 0; p < P; ++p) out[(long long)p * pixels + pixel] = sums[PAIRS + p];
+    for (int p = 0; p < P; ++p) out[(long long)p * (pixels + P) + pixel] = sums[PAIRS + p];
 }
 
 __global__ void __launch_bounds__(THREADS)

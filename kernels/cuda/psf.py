@@ -95,14 +95,13 @@ def pixel_departure(
     noise: Array,
     used: Array,
     phi: Array,
-) -> tuple[Array, Array]:
-    xp = backend_of(values).xp
+) -> Array:
     (n, m), terms = values.shape[:2], phi.shape[1]
-    out, information = xp.empty((terms, m, m)), xp.empty((terms, terms))
+    out = backend_of(values).xp.empty((terms, m * m + terms))
     arrays = (values, kept, profiles, flux, sky, noise, used, phi)
     function = kernel("psf.cu", "pixel_departure", (str(terms),))
-    function((-(-m * m // 32),), (THREADS,), (*arrays, np.int32(n), np.int32(m), out, information))
-    return out, information
+    function((-(-m * m // 32),), (THREADS,), (*arrays, np.int32(n), np.int32(m), out))
+    return out
 
 
 def compare_stars(

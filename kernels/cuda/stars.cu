@@ -54,8 +54,7 @@ __global__ void light_peaks(const float* __restrict__ light, const unsigned char
 // One block a star; `member` lists dy, dx and the ring of all pixels, ring by ring.
 __global__ void ring_medians(const float* __restrict__ image, const unsigned char* __restrict__ good, int height,
                              int width, const int* __restrict__ pixel, const int* __restrict__ member,
-                             int total, int half, int core, double* __restrict__ medians,
-                             bool* __restrict__ clean)
+                             int total, int half, int core, double* __restrict__ table)
 {
     extern __shared__ float values[];
     const stars::Plane plane = {image, good, height, width};
@@ -63,12 +62,13 @@ __global__ void ring_medians(const float* __restrict__ image, const unsigned cha
     float* low = values + total;
     float* high = low + half + 1;
     int* start = (int*)(high + half + 1);
+    table += (long long)k * (half + 2);
     for (int i = threadIdx.x; i < total; i += blockDim.x) {
         values[i] = plane.at(y + member[3 * i], x + member[3 * i + 1]);
         if (i == 0 || member[3 * i + 2] != member[3 * i - 1]) start[member[3 * i + 2]] = i;
     }
     if (threadIdx.x == 0) {
-        clean[k] = stars::clean(plane, y, x, core);
+        table[half + 1] = stars::clean(plane, y, x, core);
         start[half + 1] = total;
     }
     __syncthreads();
@@ -79,8 +79,7 @@ __global__ void ring_medians(const float* __restrict__ image, const unsigned cha
         if (rank == n / 2) high[r] = values[i];
     }
     __syncthreads();
-    for (int r = threadIdx.x; r <= half; r += blockDim.x)
-        medians[(long long)k * (half + 1) + r] = ((double)low[r] + (double)high[r]) / 2;
+    for (int r = threadIdx.x; r <= half; r += blockDim.x) table[r] = ((double)low[r] + (double)high[r]) / 2;
 }
 
 __device__ void sum_moments(stars::Moments& m, const stars::Plane& plane, int y, int x, int half, double variance,

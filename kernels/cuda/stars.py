@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.module import kernel
 from skydelta.kernels.stars import STILL, USUAL_RADIUS, rings
 
@@ -13,6 +15,9 @@ SIDE = 32
 """Side of the square a block smooths: as in ``stars.cu``."""
 
 BLOCK = (32, 8)
+
+USUAL_PEAKS = 16384
+"""As many come to the host without asking for their number first; an image with more is searched again."""
 
 WARPS = 4
 """Stars a block, one warp each: as in ``stars.cu``."""
@@ -40,33 +45,49 @@ def smooth_masked(image: Array, good: Array, taps: np.ndarray) -> Array:
 
 def light_peaks(
     light: Array, good: Array, variance: Array | None, gain: float, limit: Array, radius: int
-) -> tuple[Array, Array, Array]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     xp = backend_of(light).xp
     h, w = light.shape
     # no two peaks touch
-    capacity = ((h + 1) // 2) * ((w + 1) // 2)
-    count, found = xp.zeros(1, np.int32), xp.empty((3, capacity), np.int32)
-    pixel, snr, height = found[0], found[1].view(np.float32), found[2].view(np.float32)
+    most = ((h + 1) // 2) * ((w + 1) // 2)
     plane = np.uintp(0) if variance is None else variance
-    scalars = (*_sizes(h, w), np.float32(gain), limit, *_sizes(radius, capacity))
-    arguments = (light, good, plane, *scalars, count, pixel, snr, height)
-    kernel("stars.cu", "light_peaks")(_grid(light.shape, BLOCK), BLOCK, arguments)
-    n = int(count[0])
-    sorted_ = found[:, xp.argsort(pixel[:n])]
-    return sorted_[0], sorted_[1].view(np.float32), sorted_[2].view(np.float32)
+
+    def search(capacity: int) -> tuple[np.ndarray, int]:
+        # one table, so that the peaks come with their number
+        table = xp.zeros(3 * capacity + 1, np.int32)
+        pixel, snr, height = table[:-1].reshape(3, capacity)
+        scalars = (*_sizes(h, w), np.float32(gain), limit, *_sizes(radius, capacity))
+        arguments = (light, good, plane, *scalars, table[-1:], pixel, snr, height)
+        kernel("stars.cu", "light_peaks")(_grid(light.shape, BLOCK), BLOCK, arguments)
+        found = to_host(table)
+        return found[:-1].reshape(3, capacity), int(found[-1])
+
+    capacity = min(most, USUAL_PEAKS)
+    found, n = search(capacity)
+    if n > capacity:
+        found, n = search(most)
+    found = found[:, np.argsort(found[0, :n])]
+    return found[0], found[1].view(np.float32), found[2].view(np.float32)
 
 
-def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> tuple[Array, Array]:
+def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> Array:
     backend = backend_of(image)
     n = pixel.size
-    medians, clean = backend.xp.empty((n, half + 1)), backend.xp.empty(n, np.bool_)
+    table = backend.xp.empty((n, half + 2))
     if n:
-        member = rings(half)[0]
-        table = (backend.asarray(member), np.int32(len(member)))
-        arguments = (image, good, *_sizes(*image.shape), pixel, *table, *_sizes(half, core), medians, clean)
+        member = _members(half, backend)
+        arguments = (image, good, *_sizes(*image.shape), pixel, member, *_sizes(len(member), half, core), table)
         shared = 4 * (len(member) + 3 * (half + 1) + 1)
         kernel("stars.cu", "ring_medians")((n,), (256,), arguments, shared_mem=shared)
-    return medians, clean
+    return table
+
+
+@functools.cache
+def _members(half: int, backend: Backend) -> Array:
+    """Pixels of `rings` on a device, for every stream."""
+    member = backend.asarray(rings(half)[0])
+    backend.synchronize()
+    return member
 
 
 def star_shapes(

@@ -124,7 +124,7 @@ def test_pixels_are_solved(rng, tmp_path, shape):
       }}
     """
     got = run_psf(tmp_path, body, case, {"out": (np.float64, (terms, m, m))})
-    close(got["out"], reference("pixel_departure", case)[0], "pixel_departure")
+    close(got["out"].reshape(terms, -1), reference("pixel_departure", case)[:, : m * m], "pixel_departure")
 
 
 @pytest.mark.parametrize("shape", [(40, 33), (7, 25), (30, 15)])
