@@ -93,7 +93,8 @@ class Background(Stage[BackgroundConfig]):
                 cells=first.valid.size,
             )
         rough, level = self._sky(image, first)
-        residual = image.image - rough
+        xp = image.backend.xp
+        residual = xp.subtract(image.image, rough, out=rough)
         blank = _blank(image.backend, residual, good, first)
         second = _Cells.measure(residual, blank, size)
         if second.valid.sum() < first.valid.sum() / 2:
@@ -101,7 +102,7 @@ class Background(Stage[BackgroundConfig]):
             ctx.flag("crowded_sky", f"sources fill {filled:.0%} of the image: the sky is measured between them")
             blank, second = good, _Cells.measure(residual, good, size)
         fine, correction = self._sky(image, second)
-        subtracted = residual - fine
+        subtracted = xp.subtract(residual, fine, out=fine)
         self._report(ctx, image, subtracted, blank, second, level + correction)
         return {"image": image.with_(image=subtracted, notes={**image.notes, "sky_level": level + correction})}
 
@@ -120,16 +121,15 @@ class Background(Stage[BackgroundConfig]):
         ctx.metric("sky_level", level)
         ctx.metric("sky_sigma", float(_median(cells.sigma[cells.valid])))
         ctx.metric("sky_cells", int(cells.valid.sum()))
-        ctx.metric("sky_fraction", _number(blank) / blank.size)
-        if image.variance is None:
-            return
         xp = image.backend.xp
         every = max(1, int(np.sqrt(blank.size / 2e5)))
         part = np.s_[::every, ::every]
-        z = (subtracted[part] / xp.sqrt(image.variance[part]))[blank[part]]
-        if not z.size:
+        number, sampled = to_host(xp.stack([xp.count_nonzero(a) for a in (blank, blank[part])])).tolist()
+        ctx.metric("sky_fraction", number / blank.size)
+        if image.variance is None or not sampled:
             return
-        ratio = 1.4826 * float(_median(xp.abs(z - _median(z))))
+        z = xp.where(blank[part], subtracted[part] / xp.sqrt(image.variance[part]), np.float32(np.nan))
+        ratio = 1.4826 * float(_deviation(z, sampled))
         ctx.metric("sky_sigma_over_predicted", ratio)
         if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
             ctx.flag("variance_scale", f"the sky's noise is {ratio:.2f} times what the variance plane predicts")
@@ -147,8 +147,7 @@ class _Cells:
     @classmethod
     def measure(cls, image: Array, good: Array, size: int) -> _Cells:
         xp = backend_of(image).xp
-        found = cell_statistics(xp.ascontiguousarray(image), xp.ascontiguousarray(good), size)
-        median, sigma, count = (to_host(a) for a in found)
+        median, sigma, count = cell_statistics(xp.ascontiguousarray(image), xp.ascontiguousarray(good), size)
         return cls(TileGrid(image.shape, size), median.astype(float), sigma.astype(float), count.astype(int))
 
     @property
@@ -202,22 +201,25 @@ def fit_cells(
         raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
     known = s[use & (s > 0)]
     weight = weight / np.where(s > 0, s, _median(known) if known.size else 1.0) ** 2
+    root = np.sqrt(weight)
     level = _median(values[use])
     values = np.where(use, values - level, 0.0)
     terms = _terms(grid, domain, order)
     coefficients = np.zeros(terms.shape[1])
     kept = use
     for _ in range(10):
-        degree = order
-        while degree and not _determined(terms[kept, : count_terms(degree)]):
+        degree, own = order, terms[kept]
+        while degree and not _determined(own[:, : count_terms(degree)]):
             degree -= 1
         n = count_terms(degree)
-        left = terms[:, :n].T * np.where(kept, weight, 0.0)
-        matrix = left @ terms[:, :n]
+        own = own[:, :n]
+        left = own.T * weight[kept]
+        matrix, here = left @ own, values[kept]
         coefficients[:] = 0
-        for _ in range(2):  # once more for what is left: normal equations alone lose digits
-            coefficients[:n] += np.linalg.solve(matrix, left @ (values - terms @ coefficients))
-        off = np.abs(values - terms @ coefficients) * np.sqrt(weight)
+        coefficients[:n] = np.linalg.solve(matrix, left @ here)
+        # once more for what is left: normal equations alone lose digits
+        coefficients[:n] += np.linalg.solve(matrix, left @ (here - own @ coefficients[:n]))
+        off = np.abs(values - terms @ coefficients) * root
         new = use & (off <= 3 * max(1.4826 * float(_median(off[kept])), 1.0))
         if (new == kept).all():
             break
@@ -251,8 +253,7 @@ def _polynomial(backend: Backend, coefficients: np.ndarray, order: int, domain: 
     for (i, j), c in zip(polynomial_exponents(order), coefficients, strict=True):
         table[j, i] = c
     h, w = domain.shape
-    along_y, along_x = (_chebyshev(n, order) for n in (h, w))
-    return _plane(backend, along_y.T @ table, along_x)
+    return _plane(backend, _chebyshev(h, order).T @ table, _columns(backend, w, order))
 
 
 def _mean_terms(order: int) -> np.ndarray:
@@ -267,7 +268,13 @@ def _chebyshev(n: int, order: int) -> np.ndarray:
     return np.polynomial.chebyshev.chebvander((2 * np.arange(n) + 1) / n - 1, order).T
 
 
-def _plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:
+@functools.lru_cache(16)
+def _columns(backend: Backend, n: int, order: int) -> Array:
+    """`_chebyshev` where the images are: float32."""
+    return backend.asarray(_chebyshev(n, order), np.float32)
+
+
+def _plane(backend: Backend, rows: np.ndarray, columns: Array) -> Array:
     """rows (H, k) times columns (k, W), summed in float32: as exact as the image it is subtracted from."""
     return backend.asarray(rows, np.float32) @ backend.asarray(columns, np.float32)
 
@@ -296,17 +303,28 @@ def _blank(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Arr
     Both signs count, so that what is left is not skewed.
     """
     score = block_scores(residual, good, backend.asarray(cells.noise, np.float32))
-    known = score[~backend.xp.isnan(score)]
-    if not known.size:
+    known = _number(score == score)
+    if not known:
         return good
-    spread = max(1.0, 1.4826 * float(_median(backend.xp.abs(known - _median(known)))))
+    spread = max(1.0, 1.4826 * float(_deviation(score, known)))
     return blank_sky(good, score, SOURCE * spread)
 
 
 def _median(values: Array) -> Array:
     """Median of a line of numbers, where they are, in their type: a sort costs fewer calls than a selection."""
-    ordered, n = backend_of(values).xp.sort(values), len(values)
+    return _middle(backend_of(values).xp.sort(values), len(values))
+
+
+def _middle(ordered: Array, n: int) -> Array:
+    """Median of the first n numbers, which are in order."""
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _deviation(plane: Array, n: int) -> Array:
+    """Median absolute deviation of the n numbers of a plane that are not NaN: these go last in any order."""
+    xp = backend_of(plane).xp
+    ordered = xp.sort(plane.ravel())[:n]
+    return _median(xp.abs(ordered - _middle(ordered, n)))
 
 
 def _number(plane: Array) -> int:
