@@ -303,7 +303,7 @@ def _blank(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Arr
     Both signs count, so that what is left is not skewed.
     """
     score = block_scores(residual, good, backend.asarray(cells.noise, np.float32))
-    known = _number(score == score)
+    known = score.size - _number(backend.xp.isnan(score))
     if not known:
         return good
     spread = max(1.0, 1.4826 * float(_deviation(score, known)))
