@@ -12,6 +12,7 @@ from astropy.table import Table
 
 from skydelta.errors import InputError
 from skydelta.io.field import Domain, count_terms, polynomial_terms
+from skydelta.io.pairnoise import PairNoise
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class MatchKernel:
         One row per stamp: x, y (px), role (fit, held-out, clipped), chi2 (per pixel), kernel_sum, reason.
     quality : dict of str to float
         Figures of the fit: chi2 of fitted and held-out stamps, counts, widths.
+    noise : PairNoise or None
+        Covariances of the noise of the two images that were matched. The difference of the same two planes needs them
+        again, from the same blocks of sky. It measures them itself where they are missing: with a kernel from a file, or
+        one that is to be applied to other images (``dataclasses.replace(kernel, noise=None)``).
     """
 
     direction: str
@@ -62,6 +67,7 @@ class MatchKernel:
     size: int = 0
     stamps: Table = field(default_factory=Table)
     quality: dict[str, float] = field(default_factory=dict)
+    noise: PairNoise | None = None
 
     @classmethod
     def from_hdu(cls, pixels: np.ndarray, header: Mapping[str, Any]) -> MatchKernel:
@@ -112,6 +118,11 @@ class MatchKernel:
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """`at` for many positions: float64 (n, kh, kw)."""
         return np.tensordot(self.spatial_terms(x, y), self.images, axes=(0, 0))
+
+    def sums(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Sum of the kernel, the flux scale, at the positions: float64 (n,)."""
+        terms = self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))
+        return self.basis.sum(axis=(1, 2)) @ self.coefficients @ terms
 
     def spatial_terms(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """phi_p at the positions: float64 (n_p, n)."""

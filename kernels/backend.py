@@ -60,13 +60,8 @@ class Backend:
     def ndimage(self) -> ModuleType:
         return _module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
-    @property
-    def linalg(self) -> ModuleType:
-        """A module with solve_triangular."""
-        return _module("cupyx.scipy.linalg" if self.is_gpu else "scipy.linalg")
-
-    def cholesky(self, a: Array) -> Array:
-        """Lower Cholesky factor of a symmetric matrix.
+    def solve_positive(self, a: Array, b: Array) -> Array:
+        """x of a x = b for a symmetric, positive definite float64 matrix (n, n), by Cholesky: float64 (n,).
 
         Raises
         ------
@@ -74,9 +69,10 @@ class Backend:
             Not positive definite; unasked, cupy would not look.
         """
         if not self.is_gpu:
-            return np.linalg.cholesky(a)
+            linalg = _module("scipy.linalg")
+            return linalg.cho_solve(linalg.cho_factor(a, lower=True, check_finite=False), b, check_finite=False)
         with _module("cupyx").errstate(linalg="raise"):
-            return cupy().linalg.cholesky(a)
+            return _module("cupyx.lapack").posv(a, b)
 
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""

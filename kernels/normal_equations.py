@@ -29,7 +29,7 @@ BASIS = register(
     )
 )
 
-BUDGET = {"cpu": 8 << 20, "cuda": 128 << 20}
+BUDGET = {"cpu": 8 << 20, "cuda": 384 << 20}
 """Bytes of weighted planes held at once, 56 of 31 x 31 px float64 for each stamp: what stays in the cache of a CPU, and
 what keeps a device busy. Twice as much goes to the unweighted ones."""
 
@@ -61,31 +61,24 @@ class StampSums:
 
     Attributes
     ----------
-    q : (n, t, t)
-        sum w X X^T over the pixels of a stamp, X the t basis planes and background terms.
-    r : (n, t)
-        sum w X T.
-    y : (n,)
-        sum w T^2.
+    products : (n, t + 1, t + 1)
+        sum w X X^T over the pixels of a stamp, X the t basis planes and background terms and, last, the target T.
     pixels : (n,)
         Number of pixels with weight.
     level : (n,)
         sum w V, V the variance of the convolved image.
-    gram : (t, t)
-        Covariance of the planes for unit noise: level * gram is the part of q its noise makes.
+    gram : (t + 1, t + 1)
+        Covariance of the planes for unit noise: level * gram is the part of the products its noise makes.
     """
 
-    q: Array
-    r: Array
-    y: Array
+    products: Array
     pixels: Array
     level: Array
     gram: Array
 
     def chi2(self, c: Array) -> Array:
-        """sum w (T - c X)^2 of every stamp for local coefficients c (n, t)."""
-        product = backend_of(self.q).xp.matmul(self.q, c[:, :, None])[:, :, 0]
-        return self.y + (c * (product - 2 * self.r)).sum(axis=1)
+        """sum w (c X)^2 of every stamp for local coefficients c (n, t + 1), -1 for the target."""
+        return (c * backend_of(c).xp.matmul(self.products, c[:, :, None])[:, :, 0]).sum(axis=1)
 
 
 def stamp_sums(
@@ -124,11 +117,9 @@ def stamp_sums(
     """
     backend = backend_of(stamps)
     xp, stamps = backend.xp, backend.asarray(stamps)
-    (n, m), n_b = target.shape[:2], len(pairs)
-    i, j = (list(degrees) for degrees in zip(*polynomial_exponents(order), strict=True))
-    chebyshevs = xp.stack(chebyshev(backend.asarray(np.stack(uv)), order), axis=2)  # (2, n, order + 1, m)
-    along_x, along_y = chebyshevs[0][:, i], chebyshevs[1][:, j]
-    t = n_b + len(i)
+    (n, m), n_b, exponents = target.shape[:2], len(pairs), polynomial_exponents(order)
+    chebyshevs = chebyshev(backend.asarray(np.stack(uv)), order)  # (2, n, m) each
+    t = n_b + len(exponents)
     w = weight.reshape(n, -1).astype(np.float64)
     root = xp.sqrt(w)[:, None]
     combine = backend.asarray(transform)
@@ -137,20 +128,19 @@ def stamp_sums(
     for s in range(0, n, batch):
         cut = slice(s, s + batch)
         planes = stamp_basis(stamps[cut], rows, columns, pairs).reshape(-1, n_b, m * m)
-        terms = along_x[cut][:, :, None, :] * along_y[cut][:, :, :, None]
-        # the target is one more plane: its row of the product holds r, its corner y
+        # the target is one more plane
         x = xp.empty((len(planes), t + 1, m * m))
         xp.multiply(xp.matmul(combine, planes), root[cut], out=x[:, :n_b])
-        xp.multiply(terms.reshape(len(planes), -1, m * m), root[cut], out=x[:, n_b:t])
-        xp.multiply(target[cut].reshape(-1, m * m), root[cut, 0], out=x[:, t])
+        rest = x.reshape(len(planes), t + 1, m, m)[:, n_b:]
+        for k, (i, j) in enumerate(exponents):
+            xp.multiply(chebyshevs[i][0, cut, None, :], chebyshevs[j][1, cut, :, None], out=rest[:, k])
+        rest[:, -1] = target[cut]
+        rest *= root[cut].reshape(-1, 1, m, m)
         sums[cut] = xp.matmul(x, x.transpose(0, 2, 1))
-    sums = 0.5 * (sums + sums.transpose(0, 2, 1))
-    full = np.zeros((t, t))
+    full = np.zeros((t + 1, t + 1))
     full[:n_b, :n_b] = gram
     return StampSums(
-        q=xp.ascontiguousarray(sums[:, :t, :t]),
-        r=xp.ascontiguousarray(sums[:, :t, t]),
-        y=xp.ascontiguousarray(sums[:, t, t]),
+        products=sums,
         pixels=(w > 0).sum(axis=1),
         level=(w * variance.reshape(n, -1)).sum(axis=1),
         gram=backend.asarray(full),
@@ -173,6 +163,12 @@ class Layout:
     def size(self) -> int:
         return int(self.free.sum())
 
+    def table(self, parameters: np.ndarray) -> np.ndarray:
+        """A parameter vector (size,) as coefficients (t, n_p) of local terms by spatial terms."""
+        out = np.zeros(self.free.shape)
+        out[self.free] = parameters
+        return out
+
 
 class System:
     """A = sum_s (phi_s phi_s^T) kron Q_s and its right-hand side, for any choice of stamps.
@@ -189,39 +185,46 @@ class System:
     """
 
     def __init__(self, sums: StampSums, phi: np.ndarray, layout: Layout) -> None:
-        backend = backend_of(sums.q)
+        backend = backend_of(sums.products)
         xp = backend.xp
         t, n_p = layout.free.shape
+        side = t + 1
         term, spatial = np.nonzero(layout.free)
         one, two = np.triu_indices(n_p)
-        pair = np.zeros((n_p, n_p), np.int64)
+        pair = np.empty((n_p, n_p), np.int64)
         pair[one, two] = pair[two, one] = np.arange(len(one))
-        self.sums, self.shape = sums, (t, n_p)
-        self._backend = backend
-        self._phi = backend.asarray(phi)
-        self._products = backend.asarray(phi[:, one] * phi[:, two])
-        self._place = backend.asarray(term * n_p + spatial)
-        # entry (a, b) of A is entry (pair of spatial terms, local term, local term) of the sums over stamps
-        p, i = backend.asarray(spatial), backend.asarray(term)
-        self._entry = xp.asarray(pair)[p[:, None], p] * (t * t) + (i * t)[:, None] + i
+        self.sums, self._terms, self._backend = sums, n_p, backend
+        # every stamp's products of two spatial terms, its terms, and a 1 for the target: one upload
+        self._factors = backend.asarray(
+            np.concatenate([phi[:, one] * phi[:, two], phi, np.ones((len(phi), 1))], axis=1)
+        )
+        self._phi = self._factors[:, len(one) : -1]
+        self._rows = self._factors[:, len(one) :] / xp.sqrt(xp.maximum(sums.pixels, 1))[:, None]
+        # sums over stamps are numbered (pair of spatial terms, or one, local term, local term or target)
+        parts = (
+            spatial * n_p,
+            spatial,
+            term * side,
+            term,
+            (len(one) + spatial) * side**2 + term * side + t,
+            spatial * side + term,
+            pair.ravel() * side**2,
+        )
+        index, bounds = backend.asarray(np.concatenate(parts)), np.cumsum([len(p) for p in parts])[:-1].tolist()
+        first, p, row, column, self._right, self._place, place_of = xp.split(index, bounds)
+        self._entry = place_of.take(first[:, None] + p) + (row[:, None] + column)
+        self._table = xp.zeros((n_p + 1, side))
+        self._table[n_p, t] = -1
 
     def assemble(self, use: np.ndarray) -> tuple[Array, Array]:
         """float64 (size, size) and (size,) from the stamps of ``use``, bool (n,) on the host."""
         w = self._weights(use)
-        blocks = (self._products * w).T @ self.sums.q.reshape(len(w), -1)
-        right = self.sums.r.T @ (self._phi * w)
-        return blocks.reshape(-1)[self._entry], right.reshape(-1)[self._place]
+        blocks = (self._factors[:, :-1] * w).T @ self.sums.products.reshape(len(w), -1)
+        return blocks.take(self._entry), blocks.take(self._right)
 
-    def table(self, a: Array) -> Array:
-        """Parameter vector (size,) as coefficients (t, n_p) of local terms by spatial terms."""
-        out = self._backend.xp.zeros(self.shape)
-        out.reshape(-1)[self._place] = a
-        return out
-
-    def chi2(self, a: Array) -> np.ndarray:
-        """Of every stamp, per pixel, on the host: float64 (n,)."""
-        xp = self._backend.xp
-        return to_host(self.sums.chi2(self._phi @ self.table(a).T) / xp.maximum(self.sums.pixels, 1))
+    def chi2(self, a: Array) -> Array:
+        """Of every stamp, per pixel: float64 (n,)."""
+        return self.sums.chi2(self._rows @ self._spread(a))
 
     def undiluted(self, solution: Solution, use: np.ndarray) -> Array:
         """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
@@ -231,8 +234,14 @@ class System:
         average but unstable where the data say little; the first order at most doubles such a component.
         """
         level = self.sums.level[:, None] * self._weights(use)
-        noise = self.sums.gram @ self.table(solution.parameters) @ ((self._phi * level).T @ self._phi)
-        return solution.parameters + solution.covariance @ noise.reshape(-1)[self._place]
+        table = self._spread(solution.parameters)[: self._terms]
+        noise = ((self._phi * level).T @ self._phi) @ table @ self.sums.gram.T
+        return solution.parameters + solution.covariance @ noise.take(self._place)
+
+    def _spread(self, a: Array) -> Array:
+        """A parameter vector as coefficients (n_p + 1, t + 1) of spatial by local terms, and -1 for the target."""
+        self._table.reshape(-1)[self._place] = a
+        return self._table
 
     def _weights(self, use: np.ndarray) -> Array:
         return self._backend.asarray(use.astype(float))[:, None]
@@ -272,15 +281,12 @@ def solve_quickly(a: Array, b: Array) -> Array:
     backend = backend_of(a)
     scale = _scale(backend.xp, a)
     try:
-        factor = backend.cholesky(a * scale[:, None] * scale)
+        return scale * backend.solve_positive(a * scale[:, None] * scale, scale * b)
     except np.linalg.LinAlgError:
         return solve(a, b).parameters
-    triangular = backend.linalg.solve_triangular
-    half = triangular(factor, scale * b, lower=True, check_finite=False)
-    return scale * triangular(factor, half, trans=1, lower=True, check_finite=False)
 
 
 def _scale(xp: Any, a: Array) -> Array:
     """What makes the diagonal 1; 0 for a parameter that nothing depends on."""
     diagonal = xp.diagonal(a)
-    return xp.where(diagonal > 0, 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, 1.0)), 0.0)
+    return 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, np.inf))

@@ -3,123 +3,114 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 
 from skydelta.io.exposure import Exposure
+from skydelta.io.pairnoise import LAG, PairNoise
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.background import cell_statistics
+from skydelta.kernels.cutouts import Windows
+from skydelta.kernels.usable import usable_pixels
 
-BLOCK = 128
-"""Side of the sampled blocks, px."""
+SIDE = 127
+"""Side of the sampled blocks, px, odd; `cell_statistics` takes them whole."""
 
 BLOCKS = 64
 """At most this many blocks, spread evenly."""
-
-LAG = 4
-"""Largest lag, px."""
-
-WHITE = 0.05
-"""Largest correlation at any lag that still counts as white."""
 
 BLANK = 4.0
 """Smoothed pixels above this many robust standard deviations belong to sources."""
 
 
-def correlations(
-    science: Exposure, reference: Exposure, flux_ratio: float
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Noise correlation rho(lag) of two aligned exposures, from pairs of pixels that are blank in both.
+def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
+    """Covariances of the noise of two aligned exposures with variance, from pairs of pixels that are blank in both.
 
-    Faint sources below the blanking threshold are correlated too, but they are the same in both exposures and their
-    noise is not: the cross-covariance, scaled by the flux ratio, is their share and is taken off.
-
-    Parameters
-    ----------
-    flux_ratio : float
-        Flux of a source in the science exposure over that in the reference.
-
-    Returns
-    -------
-    float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle for each, or None where the noise is white.
+    Blocks spread over the field are divided by their noise, their clipped medians are taken off, and what stands out
+    after smoothing is a source. The covariances are those of the remaining pixels, by FFT with zeros elsewhere.
     """
     backend = science.backend
     xp, fft = backend.xp, backend.fft
     # both exposures' blocks in one array, science first
-    image, variance, good = (xp.concatenate(p) for p in zip(*(_blocks(e) for e in (science, reference)), strict=True))
+    image, variance, good = _blocks(science, reference)
     z, blank = _normalised(backend, image, variance, good)
     n, side = len(z) // 2, z.shape[1]
-    blank = blank[:n] & blank[n:]
-    z = xp.where(xp.concatenate([blank, blank]), z, np.float32(0))
+    typical, _, _ = _cells(variance, blank)
+    both = blank[:n] & blank[n:]
+    planes = xp.empty((3, n, side, side), np.float32)
+    planes[:2] = xp.where(both, z.reshape(2, n, side, side), np.float32(0))
+    planes[2] = both
     size = fft.next_fast_len(side + LAG, True)
-    spectra = fft.rfft2(xp.concatenate([z, blank.astype(np.float32)]), (size, size)).reshape(3, n, size, -1)
-    products = [
-        (spectra[i] * xp.conj(spectra[j])).sum(axis=0, dtype=np.complex128) for i, j in ((0, 0), (1, 1), (0, 1), (2, 2))
-    ]
-    own_s, own_r, cross, count = _at_lags(backend, xp.stack(products), size)
-    if count[LAG, LAG] < side * side / 4:
-        return None, None
-    own_s, own_r, cross = (a / np.maximum(count, 1) for a in (own_s, own_r, cross))
-    sky_s, sky_r = (float(xp.median(v[blank])) for v in (variance[:n], variance[n:]))
-    gain = flux_ratio * float(np.sqrt(sky_r / sky_s))
-    return _judged(own_s - gain * cross), _judged(own_r - cross / gain)
+    spectra = fft.rfft2(planes, (size, size))
+    mirrored = xp.conj(spectra)
+    products = xp.empty((4, *spectra.shape[2:]), np.complex128)
+    products[:3] = (spectra * mirrored).sum(axis=1, dtype=np.complex128)
+    products[3] = (spectra[0] * mirrored[1]).sum(axis=0, dtype=np.complex128)
+    along_y, along_x = _to_lags(backend, size)
+    at_lags = (along_y @ products @ along_x).real
+    # one way to the host for all
+    packed = to_host(xp.concatenate([at_lags.ravel(), typical.ravel().astype(np.float64)]))
+    c = packed[: at_lags.size].reshape(at_lags.shape) / size**2
+    own_science, own_reference, count, cross = 0.5 * (c + c[:, ::-1, ::-1])
+    typical = packed[at_lags.size :].reshape(2, n)
+    known = np.isfinite(typical).all(axis=0)
+    if count[LAG, LAG] < side * side / 4 or not known.any():
+        return PairNoise()
+    sigma_science, sigma_reference = np.sqrt(np.median(typical[:, known], axis=1)).tolist()
+    own_science, own_reference, cross = (a / np.maximum(count, 1) for a in (own_science, own_reference, cross))
+    return PairNoise(own_science, own_reference, cross, sigma_science, sigma_reference)
 
 
-def _at_lags(backend: Backend, spectra: Array, size: int) -> np.ndarray:
-    """Even part of the transforms of half spectra (n, size, size // 2 + 1), at lags up to `LAG`, on the host."""
+@functools.lru_cache(maxsize=8)
+def _to_lags(backend: Backend, size: int) -> tuple[Array, Array]:
+    """Matrices that take half spectra (size, size // 2 + 1) to the real parts at lags up to `LAG`, times size**2."""
     lag, row, column = np.arange(-LAG, LAG + 1), np.arange(size), np.arange(size // 2 + 1)
     twice = np.where((column == 0) | (2 * column == size), 1, 2)  # columns whose mirror image is not kept
     along_y = np.exp(2j * np.pi / size * (lag[:, None] * row % size))
     along_x = np.exp(2j * np.pi / size * (column[:, None] * lag % size)) * twice[:, None]
-    c = to_host(backend.asarray(along_y) @ spectra @ backend.asarray(along_x)).real / size**2
-    return 0.5 * (c + c[:, ::-1, ::-1])
+    return backend.asarray(along_y), backend.asarray(along_x)
 
 
-def _judged(covariance: np.ndarray) -> np.ndarray | None:
-    """The correlation, or None when it is that of white noise."""
-    if not covariance[LAG, LAG] > 0:
-        return None
-    rho = covariance / covariance[LAG, LAG]
-    others = rho.copy()
-    others[LAG, LAG] = 0
-    return None if np.abs(others).max() < WHITE else rho
-
-
-def _blocks(exposure: Exposure) -> tuple[Array, Array, Array]:
-    """Image, variance and usable pixels of blocks spread evenly over an exposure: (n, side, side) each."""
-    (h, w), backend = exposure.shape, exposure.backend
-    side = min(BLOCK, h, w)
+def _blocks(science: Exposure, reference: Exposure) -> tuple[Array, Array, Array]:
+    """Image, variance and usable pixels of the same blocks of both, spread evenly: (2 n, side, side) each."""
+    (h, w), backend = science.shape, science.backend
+    half = (min(SIDE, h, w) - 1) // 2
+    side = 2 * half + 1
     ny, nx = h // side, w // side
     keep = np.unique(np.linspace(0, ny * nx - 1, min(BLOCKS, ny * nx)).astype(int))
-    start = keep // nx * (side * w) + keep % nx * side
-    index = backend.asarray(start)[:, None, None] + backend.asarray(np.arange(side)[:, None] * w + np.arange(side))
+    windows = Windows((h, w), keep % nx * side + half, keep // nx * side + half, half, backend)
 
     def cut(plane: Array) -> Array:
-        return plane.reshape(-1)[index].reshape(-1, side)
+        return windows.cut(plane).reshape(-1, side)
 
-    # only the blocks are judged, not the whole frame: stacked on top of each other they are an exposure too
-    image, variance = cut(exposure.image), cut(exposure.variance)
-    mask = None if exposure.mask is None else cut(exposure.mask)
-    good = exposure.with_(image=image, variance=variance, mask=mask).good()
-    image, variance, good = (a.reshape(-1, side, side) for a in (image, variance, good))
-    return image, variance, good
+    parts = []
+    for exposure in (science, reference):
+        image, variance = cut(exposure.image), cut(exposure.variance)
+        mask = None if exposure.mask is None else cut(exposure.mask)
+        # only the blocks are judged, not the whole frame
+        parts.append((image, variance, usable_pixels(image, variance, mask, exposure.planes.invalid)))
+    image, variance, good = (backend.xp.concatenate(p).reshape(-1, side, side) for p in zip(*parts, strict=True))
+    return image.astype(np.float32, copy=False), variance.astype(np.float32, copy=False), good
 
 
 def _normalised(backend: Backend, image: Array, variance: Array, good: Array) -> tuple[Array, Array]:
     """Blocks (n, side, side) over their noise, medians taken off, and which of their pixels are blank."""
     xp, nd = backend.xp, backend.ndimage
-    one, zero = np.float32(1), np.float32(0)
-    z = xp.where(good, image / xp.sqrt(xp.where(good, variance, one)), zero)
-    z = z - _median(xp, z)
-    smooth = xp.abs(nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest"))
-    spread = 1.4826 * _median(xp, smooth)
-    source = nd.maximum_filter((smooth > BLANK * spread).astype(np.uint8), (1, 7, 7)) > 0
-    return z, good & ~source
+    with np.errstate(invalid="ignore", divide="ignore"):
+        z = image / xp.sqrt(variance)
+    z = xp.where(good, z - _cells(z, good)[0], np.float32(0))
+    smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")
+    # a block without statistics (NaN) has no quiet pixel
+    quiet = xp.abs(smooth) <= np.float32(BLANK) * _cells(smooth, good)[1]
+    return z, good & (nd.minimum_filter(quiet.view(np.uint8), (1, 7, 7)) > 0)
 
 
-def _median(xp: Any, blocks: Array) -> Array:
-    """Median of each block (n, side, side): (n, 1, 1)."""
-    return xp.median(blocks.reshape(len(blocks), -1), axis=1)[:, None, None]
+def _cells(blocks: Array, good: Array) -> tuple[Array, Array, Array]:
+    """`cell_statistics` of blocks (n, side, side), each of them one cell: (n, 1, 1) each."""
+    n, side = blocks.shape[:2]
+    made = cell_statistics(blocks.reshape(-1, side), good.reshape(-1, side), side)
+    return made[0].reshape(n, 1, 1), made[1].reshape(n, 1, 1), made[2].reshape(n, 1, 1)
 
 
 def smeared(kernels: Array, rho: np.ndarray | None) -> Array:

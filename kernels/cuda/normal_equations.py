@@ -20,7 +20,10 @@ def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.
     m = side - k + 1
     first = np.searchsorted(pairs[:, 0], np.arange(len(rows) + 1)).astype(np.int32)
     out = backend.xp.empty((n, len(pairs), m, m))
-    tables = [backend.asarray(a) for a in (rows, columns, pairs.astype(np.int32), first)]
+    # one upload of filters, one of indices
+    filters = backend.asarray(np.concatenate([rows, columns]))
+    indices = backend.asarray(np.concatenate([pairs.ravel(), first]).astype(np.int32))
+    tables = (filters[: len(rows)], filters[len(rows) :], indices[: pairs.size], indices[pairs.size :])
     scalars = [np.int32(i) for i in (side, k, len(pairs))]
     function = kernel("normal_equations.cu", "stamp_basis")
     function((n, len(rows)), (THREADS,), (backend.asarray(stamps), *tables, *scalars, out), shared_mem=8 * side * m)

@@ -22,7 +22,7 @@ from skydelta.kernels.significance import Planes
 from skydelta.kernels.subtract import DOUBT, SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.difference.score import score
-from skydelta.stages.noise import correlated_square, correlations
+from skydelta.stages.noise import correlated_square, pair_noise
 
 VARIANCE_TILE = 32
 """One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
@@ -100,7 +100,8 @@ class Difference(Stage[DifferenceConfig]):
         backend = science.backend
         good_moved, good_fixed = moved.good(), fixed.good()
         total = float(kernel.at(*kernel.domain.centre).sum())
-        rho_science, rho_reference = correlations(science, reference, total if forward else 1 / total)
+        noise = kernel.noise or pair_noise(science, reference)
+        rho_science, rho_reference = noise.correlations(total if forward else 1 / total)
         rho_moved, rho_fixed = (rho_reference, rho_science) if forward else (rho_science, rho_reference)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,11 @@ from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import to_host
 from skydelta.kernels.normal_equations import BUDGET, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.match.basis import DEGREES, GaussianBasis, gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
-from skydelta.stages.noise import correlations, smeared
+from skydelta.stages.noise import pair_noise, smeared
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
 
@@ -115,10 +116,14 @@ class Match(Stage[MatchConfig]):
         ratio = check.flux_ratio if np.isfinite(check.flux_ratio) else 1.0
         scale = ratio if direction == "reference" else 1 / ratio
         other = "science" if direction == "reference" else "reference"
-        kernel = self._fit(ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale)
+        noise = pair_noise(science, reference)
+        correlation = noise.correlations(ratio)[0 if direction == "science" else 1]
+        kernel = self._fit(
+            ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale, correlation
+        )
         for name, value in widths.items():
             ctx.metric(f"fwhm_{name}_px", value)
-        return {"kernel": kernel}
+        return {"kernel": replace(kernel, noise=noise)}
 
     def _report_registration(self, ctx: Context, check: Registration) -> None:
         ctx.metric("registration_pairs", check.pairs)
@@ -160,6 +165,7 @@ class Match(Stage[MatchConfig]):
         broad_fwhm: float,
         sharp_fwhm: float,
         scale: float,
+        correlation: np.ndarray | None,
     ) -> MatchKernel:
         width = matching_width(broad_fwhm, sharp_fwhm)
         half = self.config.kernel_half or kernel_half(width)
@@ -181,7 +187,7 @@ class Match(Stage[MatchConfig]):
             ctx.flag("order_lowered", f"{count} stamps support spatial order {order}, not {asked}")
         background_order = supported_order(self.config.background_order, count)
         basis = gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS)
-        domain = Domain.of(sharp.shape)
+        images, domain = basis.images(), Domain.of(sharp.shape)
         margin = max(half, weight_margin(width))
         stamps = Stamps.cut(sharp, broad, chosen, stamp, margin)
         weight, slope = model_weights(stamps, scale, width)
@@ -192,7 +198,7 @@ class Match(Stage[MatchConfig]):
             stamps.broad,
             weight,
             stamps.sharp_variance,
-            _noise_gram(basis, correlations(sharp, broad, 1 / scale)[0]),
+            _noise_gram(images, correlation),
             uv,
             background_order,
             basis.rows,
@@ -203,35 +209,52 @@ class Match(Stage[MatchConfig]):
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
         free = layout(basis.size, count_terms(background_order), order, self.config.photometric == "varying")
         result = fit(sums, phi, free, fitted, self.config.clip)
-        kernel = _kernel(direction, basis.images(), result, chosen, order, background_order, domain)
+        kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
         _report(ctx, kernel, result, chosen, slope, width)
         return kernel
 
 
-def _noise_gram(basis: GaussianBasis, correlation: np.ndarray | None) -> np.ndarray:
-    """Covariance of the basis planes for unit noise in the image to convolve: float64 (n_b, n_b)."""
-    images = basis.images()
-    moved = smeared(images, correlation)
-    return images.reshape(basis.size, -1) @ moved.reshape(basis.size, -1).T
+def _noise_gram(images: np.ndarray, correlation: np.ndarray | None) -> np.ndarray:
+    """Covariance of the basis planes (n_b, k, k) for unit noise in the image to convolve: float64 (n_b, n_b)."""
+    return images.reshape(len(images), -1) @ smeared(images, correlation).reshape(len(images), -1).T
 
 
 def _kernel(
     direction: str,
     images: np.ndarray,
     result: Fit,
+    phi: np.ndarray,
     chosen: Selection,
     order: int,
     background_order: int,
     domain: Domain,
 ) -> MatchKernel:
     n_b = len(images)
-    term, spatial = np.nonzero(result.layout.free)
+    term, spatial = (i.tolist() for i in np.nonzero(result.layout.free))
     names = tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True))
     role = np.where(chosen.held_out, "held-out", np.where(result.used, "fit", "clipped"))
-    kernel = MatchKernel(
+    coefficients = result.table[:n_b]
+    stamps = Table(
+        {
+            "x": chosen.x.astype(float),
+            "y": chosen.y.astype(float),
+            "role": role,
+            "chi2": result.chi2,
+            "kernel_sum": phi @ (images.sum(axis=(1, 2)) @ coefficients),
+        },
+        copy=False,
+    )
+    of = {
+        "fit": result.chi2[result.used & ~chosen.held_out],
+        "held_out": result.chi2[chosen.held_out],
+        "clipped": result.chi2[~result.used & ~chosen.held_out],
+    }
+    quality = {f"chi2_{k}": float(np.median(v)) if len(v) else float("nan") for k, v in of.items()}
+    quality |= {f"stamps_{k}": float(len(v)) for k, v in of.items()}
+    return MatchKernel(
         direction=direction,
         basis=images,
-        coefficients=result.table[:n_b],
+        coefficients=coefficients,
         order=order,
         background=result.table[n_b:, 0],
         background_order=background_order,
@@ -241,28 +264,16 @@ def _kernel(
         condition=result.solution.condition,
         rank=result.solution.rank,
         size=result.layout.size,
+        stamps=stamps,
+        quality=quality,
     )
-    sums = kernel.images.sum(axis=(1, 2)) @ kernel.spatial_terms(chosen.x, chosen.y)
-    stamps = Table(
-        {
-            "x": chosen.x.astype(float),
-            "y": chosen.y.astype(float),
-            "role": role,
-            "chi2": result.chi2,
-            "kernel_sum": sums,
-        }
-    )
-    of = {name: result.chi2[role == name] for name in ("fit", "held-out", "clipped")}
-    quality = {f"chi2_{k.replace('-', '_')}": float(np.median(v)) if len(v) else float("nan") for k, v in of.items()}
-    quality |= {f"stamps_{k.replace('-', '_')}": float(len(v)) for k, v in of.items()}
-    return MatchKernel(**{**kernel.__dict__, "stamps": stamps, "quality": quality})
 
 
 def _report(ctx: Context, kernel: MatchKernel, result: Fit, chosen: Selection, slope: float, width: float) -> None:
     for name, value in kernel.quality.items():
         ctx.metric(name, int(value) if name.startswith("stamps") else value)
     ctx.metric("direction", kernel.direction)
-    ctx.metric("kernel_sum", float(kernel.at(*kernel.domain.centre).sum()))
+    ctx.metric("kernel_sum", float(kernel.sums(*kernel.domain.centre)[0]))
     ctx.metric("kernel_half_px", kernel.shape[0] // 2)
     ctx.metric("matching_width_px", width)
     ctx.metric("spatial_order", kernel.order)

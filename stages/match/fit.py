@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.io.field import count_terms
-from skydelta.kernels.backend import to_host
+from skydelta.kernels.backend import backend_of, to_host
 from skydelta.kernels.normal_equations import Layout, Solution, StampSums, System, solve, solve_quickly
 
 SHARED = 0.5
@@ -91,7 +91,7 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
     used = candidates
     for _ in range(PASSES):
         a, b = system.assemble(used)
-        chi2 = system.chi2(solve_quickly(a, b))
+        chi2 = to_host(system.chi2(solve_quickly(a, b)))
         centre = np.median(chi2[used])
         scatter = max(1.4826 * np.median(np.abs(chi2[used] - centre)), FLOOR * centre)
         outlier = used & (chi2 > centre + clip * scatter)
@@ -102,10 +102,10 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
     else:
         a, b = system.assemble(used)
     solution = solve(a, b)
-    best = solution.parameters
-    chi2 = system.chi2(best)
-    shared = bool(np.median(chi2[used]) < SHARED)
-    if not shared:
-        best = system.undiluted(solution, used)
-        chi2 = system.chi2(best)
-    return Fit(solution, free, to_host(system.table(best)), chi2, used, shared)
+    best = (solution.parameters, system.undiluted(solution, used))
+    # with and without the correction for noise in one way to the host; the chi2 tell which of them holds
+    made = to_host(backend_of(a).xp.concatenate([*map(system.chi2, best), *best]))
+    chi2, parameters = made[: 2 * len(phi)].reshape(2, -1), made[2 * len(phi) :].reshape(2, -1)
+    shared = bool(np.median(chi2[0][used]) < SHARED)
+    which = 0 if shared else 1
+    return Fit(solution, free, free.table(parameters[which]), chi2[which], used, shared)

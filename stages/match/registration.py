@@ -76,21 +76,45 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
         return not_judged
     bright_s, bright_r = (np.argsort(-f, kind="stable")[:BRIGHTEST] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
-    i, j = np.nonzero((s[:, None, 0] - r[:, 0]) ** 2 + (s[:, None, 1] - r[:, 1]) ** 2 <= SEARCH**2)
+    i, j = _near(s, r)
     if not len(i):
         return not_judged
     offsets = s[i] - r[j]
     votes = cKDTree(offsets).query_ball_point(offsets, 1.0, return_length=True)
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
-    best = np.lexsort((np.hypot(*offsets.T), -votes))[0]
-    centre = np.median(offsets[np.hypot(*(offsets - offsets[best]).T) < 1.0], axis=0)
-    take = np.hypot(*(offsets - centre).T) < max(tolerance, 1.5)
+    most = np.flatnonzero(votes == votes.max())
+    best = offsets[most[np.argmin((offsets[most] ** 2).sum(axis=1))]]
+    centre = _median(offsets[((offsets - best) ** 2).sum(axis=1) < 1.0])
+    take = ((offsets - centre) ** 2).sum(axis=1) < max(tolerance, 1.5) ** 2
     off, at = offsets[take], s[i][take]
-    dx, dy = np.median(off, axis=0)
+    dx, dy = _median(off)
     rms = float(1.4826 * np.median(np.abs(off - (dx, dy))))
     cell = (at[:, 1] * 3 // shape[0]).astype(int) * 3 + (at[:, 0] * 3 // shape[1]).astype(int)
-    medians = [np.hypot(*np.median(off[cell == c], axis=0)) for c in range(9) if (cell == c).sum() >= ENOUGH]
+    cells = [off[cell == c] for c in np.flatnonzero(np.bincount(cell, minlength=9) >= ENOUGH)]
+    medians = [float(np.hypot(*_median(c))) for c in cells]
     ratio = float(np.median(fs[i][take] / fr[j][take]))
     return Registration(
         float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio, expected
     )
+
+
+def _near(s: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of all pairs of positions (n, 2), (m, 2) at most `SEARCH` apart, the first ascending.
+
+    The second list is searched along y only, then the distances of what is left are looked at.
+    """
+    order = np.argsort(r[:, 1], kind="stable")
+    along = r[order, 1]
+    first = np.searchsorted(along, s[:, 1] - SEARCH, side="left")
+    count = np.searchsorted(along, s[:, 1] + SEARCH, side="right") - first
+    i = np.repeat(np.arange(len(s)), count)
+    j = order[np.arange(len(i)) + np.repeat(first - np.cumsum(count) + count, count)]
+    near = ((s[i] - r[j]) ** 2).sum(axis=1) <= SEARCH**2
+    return i[near], j[near]
+
+
+def _median(points: np.ndarray) -> np.ndarray:
+    """Median of each column of points (n, 2), n > 0."""
+    n = len(points)
+    ordered = np.sort(points, axis=0)
+    return 0.5 * (ordered[(n - 1) // 2] + ordered[n // 2])

@@ -9,6 +9,7 @@ import numpy as np
 
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.background import cell_statistics
 from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.stages.stars import Stars
 
@@ -62,10 +63,9 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     index = np.flatnonzero(inside & ~stars.saturated)
     clean = np.zeros(0, bool)
     if len(index):
-        # one cut for both images: bit 0 is bad in the image to convolve, bit 1 in the other one
-        bad = cutouts((~good_sharp).view(np.uint8) | (~good_broad).view(np.uint8) << 1, x[index], y[index], margin)
-        stamp = bad[:, reach : bad.shape[1] - reach, reach : bad.shape[2] - reach]
-        clean = ~to_host((bad & 1).any(axis=(1, 2)) | (stamp & 2).any(axis=(1, 2)))
+        windows = Windows(shape, x[index], y[index], margin, backend_of(good_sharp))
+        stamp = windows.cut(good_broad)[:, reach : reach + 2 * half + 1, reach : reach + 2 * half + 1]
+        clean = to_host(windows.cut(good_sharp).all(axis=(1, 2)) & stamp.all(axis=(1, 2)))
     rejected["masked"] = int((~clean).sum())
     index = index[clean]
     cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / CELLS))))
@@ -141,10 +141,12 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
     pad = weight_margin(spread)
     signal = nd.gaussian_filter(stamps.within(pad), (0, spread, spread), truncate=3.0)
     signal = xp.maximum(signal[:, pad : signal.shape[1] - pad, pad : signal.shape[2] - pad] * np.float32(scale), 0)
-    sky = xp.median(total.reshape(len(total), -1), axis=1)[:, None, None]
+    # the clipped median of a stamp's variance is that of its sky
+    n, m = total.shape[:2]
+    sky = cell_statistics(total.reshape(-1, m), xp.ones((n * m, m), bool), m)[0].reshape(n, 1, 1)
     bright = signal > 3 * xp.sqrt(sky)
-    m = xp.where(bright, signal, 0).astype(np.float64)
-    share = m / total
-    norm, excess = to_host(xp.stack([(m * share).sum(), (share * (total - sky)).sum()]))
+    light = xp.where(bright, signal, 0).astype(np.float64).ravel()
+    share = light / total.ravel()
+    norm, excess = to_host(xp.stack([light @ share, share @ (total - sky).ravel()]))
     slope = max(float(excess / norm), 0.0) if norm > 0 else 0.0
     return (1 / (sky + np.float32(slope) * signal)).astype(np.float32), slope

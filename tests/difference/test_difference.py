@@ -8,7 +8,7 @@ from support_pairs import context, pair, scene_exposures, subtract, whole_chain
 from support_scoring import robust_std
 
 from skydelta.pipeline.simulate import build
-from skydelta.stages.noise import correlated_square, correlations
+from skydelta.stages.noise import correlated_square, pair_noise
 
 
 def blank(p, made, margin=10):
@@ -67,13 +67,13 @@ def test_correlated_noise_of_the_reference_is_measured_and_used(figure):
 
 def test_white_noise_is_called_white():
     p = pair(seed=24)
-    assert correlations(p.science, p.reference, 0.8) == (None, None)
+    assert pair_noise(p.science, p.reference).correlations(0.8) == (None, None)
 
 
 def test_correlation_is_that_of_the_noise():
     """A field full of faint stars: their own correlation must not count as the noise's."""
     p = pair(seed=25, shape=(512, 512), correlate=0.8, stars=1500, low=150, high=600)
-    white, rho = correlations(p.science, p.reference, 0.8)
+    white, rho = pair_noise(p.science, p.reference).correlations(0.8)
     assert white is None
     lag = np.arange(-4, 5)
     want = np.exp(-(lag[:, None] ** 2 + lag[None, :] ** 2) / (4 * 0.8**2))
