@@ -49,8 +49,8 @@ class MatchKernel:
         Figures of the fit: chi2 of fitted and held-out stamps, counts, widths.
     noise : PairNoise or None
         Covariances of the noise of the two images that were matched. The difference of the same two planes needs them
-        again, from the same blocks of sky. It measures them itself where they are missing: with a kernel from a file, or
-        one that is to be applied to other images (``dataclasses.replace(kernel, noise=None)``).
+        again, from the same blocks of sky. It measures them itself where they are missing: with a kernel from a file,
+        or one that is to be applied to other images (``dataclasses.replace(kernel, noise=None)``).
     """
 
     direction: str

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
 
 
-def polynomial_exponents(order: int) -> list[tuple[int, int]]:
+@functools.cache
+def polynomial_exponents(order: int) -> tuple[tuple[int, int], ...]:
     """(i, j) of T_i(u) T_j(v) with i + j <= order, by total degree, then by j."""
-    return [(n - j, j) for n in range(order + 1) for j in range(n + 1)]
+    return tuple((n - j, j) for n in range(order + 1) for j in range(n + 1))
 
 
 def polynomial_terms(u: Array, v: Array, order: int) -> Array:
@@ -29,7 +32,7 @@ def polynomial_terms(u: Array, v: Array, order: int) -> Array:
 
 def chebyshev(t: Array, order: int) -> list[Array]:
     """T_0 to T_order at t, float64."""
-    xp = backend_of(t).xp if hasattr(t, "dtype") else np
+    xp = backend_of(t).xp
     t = xp.asarray(t, np.float64)
     out = [xp.ones_like(t), t]
     for _ in range(2, order + 1):

@@ -76,7 +76,7 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
         return not_judged
     bright_s, bright_r = (np.argsort(-f, kind="stable")[:BRIGHTEST] for f in (fs, fr))
     s, fs, r, fr = s[bright_s], fs[bright_s], r[bright_r], fr[bright_r]
-    i, j = _near(s, r)
+    i, j = near_pairs(s, r)
     if not len(i):
         return not_judged
     offsets = s[i] - r[j]
@@ -98,7 +98,7 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     )
 
 
-def _near(s: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def near_pairs(s: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of all pairs of positions (n, 2), (m, 2) at most `SEARCH` apart, the first ascending.
 
     The second list is searched along y only, then the distances of what is left are looked at.

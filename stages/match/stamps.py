@@ -147,6 +147,6 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
     bright = signal > 3 * xp.sqrt(sky)
     light = xp.where(bright, signal, 0).astype(np.float64).ravel()
     share = light / total.ravel()
-    norm, excess = to_host(xp.stack([light @ share, share @ (total - sky).ravel()]))
+    norm, excess = to_host(xp.stack([light @ share, share @ (total - sky).astype(np.float64).ravel()]))
     slope = max(float(excess / norm), 0.0) if norm > 0 else 0.0
     return (1 / (sky + np.float32(slope) * signal)).astype(np.float32), slope

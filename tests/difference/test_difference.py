@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The difference: its variance, mask, score and flux scale against Monte Carlo and analytic truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.ndimage import binary_dilation
@@ -8,6 +10,7 @@ from support_pairs import context, pair, scene_exposures, subtract, whole_chain
 from support_scoring import robust_std
 
 from skydelta.pipeline.simulate import build
+from skydelta.stages.difference import Difference
 from skydelta.stages.noise import correlated_square, pair_noise
 
 
@@ -78,6 +81,17 @@ def test_correlation_is_that_of_the_noise():
     lag = np.arange(-4, 5)
     want = np.exp(-(lag[:, None] ** 2 + lag[None, :] ** 2) / (4 * 0.8**2))
     assert np.abs(rho - want).max() < 0.03
+
+
+def test_noise_kept_with_the_kernel_is_what_would_be_measured():
+    p = pair(seed=27, correlate=0.7, sky=(60.0, 300.0), low=8000)
+    kernel, made = subtract(p)
+    assert kernel.noise.correlations(0.8)[1] is not None
+    inputs = {"science": p.science, "reference": p.reference}
+    again = Difference().execute(context(), {**inputs, "kernel": replace(kernel, noise=None)})
+    for name in ("difference", "score"):
+        np.testing.assert_array_equal(again[name].image, made[name].image)
+    np.testing.assert_array_equal(again["difference"].variance, made["difference"].variance)
 
 
 def test_the_square_of_a_kernel_under_correlated_noise():

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 from scipy.signal import fftconvolve
+from scipy.spatial.distance import cdist
 from support_pairs import context, gaussian, pair, subtract
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
@@ -12,6 +13,7 @@ from skydelta.kernels.normal_equations import System, solve, stamp_sums
 from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width
 from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
+from skydelta.stages.match.registration import SEARCH, near_pairs
 
 
 def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
@@ -215,3 +217,19 @@ def test_photometric_scale_is_one_number_or_varies(photometric, contrast):
     kernel, _ = subtract(p, order=2, photometric=photometric)
     left, right = (kernel.at(x, 160.0).sum() for x in (20.0, 300.0))
     assert right / left - 1 == pytest.approx(contrast * 280 / 320, abs=0.02)
+
+
+def test_kernel_sums_are_those_of_the_kernels():
+    kernel, _ = subtract(pair(seed=43), order=1)
+    x, y = np.array([10.0, 128.0, 240.5]), np.array([200.0, 128.0, 3.0])
+    np.testing.assert_allclose(kernel.sums(x, y), kernel.render(x, y).sum(axis=(1, 2)), rtol=1e-12)
+    at = [kernel.at(float(a), float(b)).sum() for a, b in zip(kernel.stamps["x"], kernel.stamps["y"], strict=True)]
+    np.testing.assert_allclose(kernel.stamps["kernel_sum"], at, rtol=1e-10)
+
+
+def test_near_pairs_are_those_of_all_distances():
+    rng = np.random.default_rng(44)
+    s, r = rng.uniform(0, 300, (80, 2)), rng.uniform(0, 300, (60, 2))
+    want = np.nonzero(cdist(s, r) <= SEARCH)
+    assert set(zip(*near_pairs(s, r), strict=True)) == set(zip(*want, strict=True))
+    assert not len(near_pairs(s, s + 1000)[0])
