@@ -97,9 +97,13 @@ class Catalog(QTable):
             raise ValueError(f"columns of different lengths: {lengths}")
         table = cls()
         for name, values in columns.items():
-            column = Quantity(values, units[name], copy=False) if name in units else Column(values, copy=False)
-            info = column.info
-            info.name, info.parent_table = name, table
+            if name in units:
+                column = Quantity(values, units[name], copy=False)
+                info = column.info
+                info.name, info.parent_table = name, table
+            else:
+                column = Column(values, name, copy=False, copy_indices=False)
+                column.parent_table = table
             table.columns[name] = column
         table.meta.update(meta or {})
         return table

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -107,9 +107,9 @@ class LobeFit:
         """float64 (n, 3 k + 1): of the parameters."""
         return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2))
 
-    def take(self, rows: np.ndarray) -> LobeFit:
-        """Some of the fits."""
-        return LobeFit(*(getattr(self, f.name)[rows] for f in fields(self)))
+    def take(self, rows: np.ndarray | slice) -> LobeFit:
+        """Some of the fits; those of a slice share its arrays."""
+        return LobeFit(*(values[rows] for values in vars(self).values()))
 
 
 def spline_coefficients(psf: Array) -> Array:

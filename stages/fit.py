@@ -245,6 +245,8 @@ def _fit(stamps: Source, sigma: float, wanted: np.ndarray, light: Light | None) 
     """Columns of the rows ``wanted``."""
     parts = [_measure(stamps(first, light), batch, sigma) for first, batch in _batches(wanted)]
     parts = parts or [_measure(stamps(0, light), wanted, sigma)]
+    if len(parts) == 1:
+        return parts[0]
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
@@ -329,8 +331,7 @@ def _single(psf: LobeFit) -> dict[str, np.ndarray]:
         **_moment_columns(psf),
     }
     rows["model"][~fitted] = "none"
-    for name in _LOBES:
-        rows[name] = np.full(n, np.nan)
+    rows.update(zip(_LOBES, np.full((len(_LOBES), n), np.nan), strict=True))
     return rows
 
 
@@ -371,15 +372,19 @@ def _dipoles(
     trials = [(SEPARATIONS[0], along), (SEPARATIONS[1], along), (SEPARATIONS[1], across)]
     starts = [np.stack([here + d, here - d], 1) for d in (0.5 * s * sigma * direction for s, direction in trials)]
     starts[-1] = np.where(np.isfinite(lobes), lobes, starts[-1])
-    fit = _positive_first(_best(stamps.fit(np.concatenate(starts), np.tile(row, len(starts))), len(row)))
-    opposite = (fit.parameters[:, 0] > 0) & (fit.parameters[:, 3] < 0)
-    degenerate = ~(fit.errors[:, [1, 2, 4, 5]].max(axis=1) < LOBE_ERROR)
+    fits = stamps.fit(np.concatenate(starts), np.tile(row, len(starts)))
+    best = _best(fits, len(row))
+    chi2, fluxes = fits.chi2[best], fits.parameters[best, :4:3]
+    opposite = (fluxes.max(axis=1) > 0) & (fluxes.min(axis=1) < 0)
+    degenerate = ~(fits.errors[best][:, [1, 2, 4, 5]].max(axis=1) < LOBE_ERROR)
     log_n = np.log(psf.pixels)
-    bic, linear = fit.chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
+    bic, linear = chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
     merit = np.where(degenerate, np.minimum(bic, linear), bic)
-    gain, excess = psf.chi2 - fit.chi2, psf.chi2 - (psf.pixels - PSF_FREE)
+    gain, excess = psf.chi2 - chi2, psf.chi2 - (psf.pixels - PSF_FREE)
     wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
-    fit, degenerate, won = fit.take(wins), degenerate[wins], tried[wins]
+    if not len(wins):
+        return
+    fit, degenerate, won = _positive_first(fits.take(best[wins])), degenerate[wins], tried[wins]
     columns = _dipole_columns(fit)
     columns["bic"], columns["dof"] = bic[wins], fit.pixels - DIPOLE_FREE
     columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
@@ -415,8 +420,8 @@ def _linear(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float) -
     """
 
     def about(*places: np.ndarray) -> list[LobeFit]:
-        fit = stamps.fit(np.concatenate(places)[:, None], np.tile(row, len(places)), limit=1)
-        return [fit.take(np.arange(len(row)) + k * len(row)) for k in range(len(places))]
+        fit, n = stamps.fit(np.concatenate(places)[:, None], np.tile(row, len(places)), limit=1), len(row)
+        return [fit.take(slice(k * n, (k + 1) * n)) for k in range(len(places))]
 
     (here,) = about(middle)
     along, h = _unit(here.moment[:, 1:3]), 0.25 * sigma
@@ -441,24 +446,25 @@ def _linear(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float) -
     }
 
 
-def _best(fit: LobeFit, n: int) -> LobeFit:
-    """Of several fits of each of n objects, one round after the other, that of the lowest chi2 among the usable."""
+def _best(fit: LobeFit, n: int) -> np.ndarray:
+    """Of several fits of each of n objects, one round after the other, which has the lowest chi2 among the usable."""
     best, usable = np.arange(n), fit.usable
     for other in np.arange(n, len(usable)).reshape(-1, n):
         better = fit.chi2[other] < fit.chi2[best] - 1e-6
         take = (usable[other] & ~usable[best]) | ((usable[other] == usable[best]) & better)
         best = np.where(take, other, best)
-    return fit.take(best)
+    return best
 
 
 def _positive_first(fit: LobeFit) -> LobeFit:
     """Lobes swapped where the second is the brighter one, sign included."""
-    order = np.arange(7) + np.zeros((len(fit.chi2), 1), int)
-    swap = fit.parameters[:, 3] > fit.parameters[:, 0]
-    order[swap] = [3, 4, 5, 0, 1, 2, 6]
-    row = np.arange(len(order))
-    parameters = np.take_along_axis(fit.parameters, order, 1)
-    covariance = fit.covariance[row[:, None, None], order[:, :, None], order[:, None, :]]
+    swap = np.flatnonzero(fit.parameters[:, 3] > fit.parameters[:, 0])
+    if not len(swap):
+        return fit
+    order = np.array([3, 4, 5, 0, 1, 2, 6])
+    parameters, covariance = fit.parameters.copy(), fit.covariance.copy()
+    parameters[swap] = parameters[swap][:, order]
+    covariance[swap] = covariance[swap][:, order][:, :, order]
     return replace(fit, parameters=parameters, covariance=covariance)
 
 
