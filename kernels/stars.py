@@ -45,6 +45,32 @@ PEAKS = register(
     )
 )
 
+SAMPLE = register(
+    KernelSpec(
+        name="sample_snr",
+        twin="skydelta.kernels.cpu.stars:sample_snr",
+        launch="skydelta.kernels.cuda.stars:sample_snr",
+        reference="skydelta.kernels.cpu.reference_stars:sample_snr",
+        entries=(CudaEntry("stars.cu", "sample_snr"),),
+        halo="none",
+        bytes_per_pixel=13.0,
+        tolerance=Tolerance(0.0, 0.0, "one root and one division in single precision"),
+    )
+)
+
+LEVELS = register(
+    KernelSpec(
+        name="robust_levels",
+        twin="skydelta.kernels.cpu.stars:robust_levels",
+        launch="skydelta.kernels.cuda.stars:robust_levels",
+        reference="skydelta.kernels.cpu.reference_stars:robust_levels",
+        entries=(CudaEntry("stars.cu", "robust_levels"),),
+        halo="none",
+        bytes_per_pixel=0.0,
+        tolerance=Tolerance(2e-7, 0.0, "order statistics; a multiplication and an addition may be fused"),
+    )
+)
+
 RINGS = register(
     KernelSpec(
         name="ring_medians",
@@ -175,6 +201,43 @@ def light_peaks(
         All on the host.
     """
     return implementation(PEAKS, backend_of(light))(light, good, variance, float(gain), limit, radius)
+
+
+def sample_snr(light: Array, good: Array, variance: Array | None, gain: float, every: int) -> Array:
+    """Signal-to-noise of every n-th pixel of every n-th row, as `light_peaks` takes it; NaN where not good.
+
+    Parameters
+    ----------
+    light, good, variance, gain
+        As in `light_peaks`.
+    every : int
+        n.
+
+    Returns
+    -------
+    float32 (ceil(H / n), ceil(W / n))
+    """
+    return implementation(SAMPLE, backend_of(light))(light, good, variance, float(gain), every)
+
+
+def robust_levels(ascending: Array, times: float, least: float) -> Array:
+    """Median, spread, and a limit above them, of sorted numbers.
+
+    The spread is 1.4826 times the median of the absolute deviations from the median. Left and right of the median these
+    are sorted already, so that a few comparisons find their middle ones.
+
+    Parameters
+    ----------
+    ascending : float32 (n,)
+        Sorted; NaN, which do not count, last. At least one.
+    times, least : float
+
+    Returns
+    -------
+    float32 (3,)
+        Median, spread, median + times * max(least, spread); all NaN without a number.
+    """
+    return implementation(LEVELS, backend_of(ascending))(ascending, float(times), float(least))
 
 
 def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> Array:

@@ -17,6 +17,8 @@ from skydelta.kernels.stars import (
     light_peaks,
     neighbours,
     ring_medians,
+    robust_levels,
+    sample_snr,
     smooth_masked,
     star_apertures,
     star_shapes,
@@ -241,46 +243,31 @@ def _peaks(image: Array, good: Array, variance: Array | None, sigma: float) -> P
     return Peaks(table[0], table[1].view(np.float32), table[2], table[3], x, y, snr[order].astype(float))
 
 
-def _descending(positive: np.ndarray) -> np.ndarray:
-    """Rows (int32) of positive float32 numbers, the largest first, equal ones in order: they sort as their bits."""
-    keys = (-positive.view(np.int32).astype(np.int64) << 32) + np.arange(len(positive))
+def _descending(values: np.ndarray) -> np.ndarray:
+    """Rows (int32) of float32 numbers, the largest first, equal ones in order."""
+    bits = values.view(np.int32)
+    # as integers these sort as the numbers do
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (-bits.astype(np.int64) << 32) + np.arange(len(values))
     keys.sort()
     return (keys & 0xFFFFFFFF).astype(np.int32)
 
 
 def _limit(light: Array, good: Array, variance: Array | None, gain: float) -> Array:
     """Least S/N of a peak, float32 (1,) on the device; NaN without a usable pixel."""
-    xp = backend_of(light).xp
     every = max(1, int(np.sqrt(light.size / 2e5)))
-    part = np.s_[::every, ::every]
-    noise = xp.full(1, gain, np.float32) if variance is None else variance[part] * np.float32(gain)
-    with np.errstate(divide="ignore", invalid="ignore"):  # NumPy's, where the pixel does not count
-        snr = xp.where(noise > 0, light[part] / xp.sqrt(noise), np.float32(0))
-    level, spread = _centre_and_spread(xp.where(good[part], snr, np.float32(np.nan)))
+    snr = sample_snr(light, good, variance, gain, every).ravel()
+    snr.sort()  # NaN goes last
     # the measured spread counts where it is larger: correlated noise, crowding
-    return (level + np.float32(THRESHOLD) * xp.maximum(np.float32(1), spread)).reshape(1)
+    return robust_levels(snr, THRESHOLD, 1.0)[2:]
 
 
 def _pixel_noise(image: Array, good: Array) -> float:
     """Robust standard deviation of the usable pixels; 0 without any."""
-    nan = np.float32(np.nan)
-    spread = float(_centre_and_spread(backend_of(image).xp.where(good[::4, ::4], image[::4, ::4], nan))[1])
+    values = sample_snr(image, good, None, 1.0, 4).ravel()
+    values.sort()
+    spread = float(robust_levels(values, 0.0, 0.0)[1])
     return spread if np.isfinite(spread) else 0.0
-
-
-def _centre_and_spread(values: Array) -> tuple[Array, Array]:
-    """Median and 1.4826 times the median absolute deviation of float32 values that are not NaN, on their device."""
-    xp = backend_of(values).xp
-
-    ascending = xp.sort(values.ravel())  # NaN goes last
-    # of the two middle values; without any, the last one: NaN
-    middle = (ascending.size - 1 - xp.isnan(ascending).sum() + xp.arange(2)) // 2
-
-    def median(ascending: Array) -> Array:
-        return xp.take(ascending, middle).sum() * np.float32(0.5)
-
-    centre = median(ascending)
-    return centre, np.float32(1.4826) * median(xp.sort(xp.abs(ascending - centre)))
 
 
 def _first_width(image: Array, good: Array, peaks: Peaks) -> float:

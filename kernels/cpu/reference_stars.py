@@ -35,6 +35,21 @@ def light_peaks(
     return pixel.astype(np.int32), snr.ravel()[pixel], light.ravel()[pixel]
 
 
+def sample_snr(light: np.ndarray, good: np.ndarray, variance: np.ndarray | None, gain: float, every: int) -> np.ndarray:
+    noise = np.full_like(light, gain) if variance is None else variance * np.float32(gain)
+    snr = np.where(noise > 0, light / np.sqrt(np.where(noise > 0, noise, 1)), np.float32(0))
+    return np.ascontiguousarray(np.where(good, snr, np.float32(np.nan))[::every, ::every])
+
+
+def robust_levels(ascending: np.ndarray, times: float, least: float) -> np.ndarray:
+    values = ascending[~np.isnan(ascending)]
+    if not len(values):
+        return np.full(3, np.nan, np.float32)
+    centre = np.median(values)
+    spread = np.float32(1.4826) * np.median(np.abs(values - centre))
+    return np.array([centre, spread, centre + np.float32(times) * max(np.float32(least), spread)], np.float32)
+
+
 def _stamps(plane: np.ndarray, pixel: np.ndarray, half: int) -> np.ndarray:
     return cutouts(plane, *np.divmod(pixel, plane.shape[1])[::-1], half)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.cpu.jit import inline, parallel, prange
+from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
 from skydelta.kernels.stars import STILL, rings
 
 BAND = 64
@@ -106,6 +106,73 @@ def light_peaks(
     _peak_snr(light, good, plane, np.float32(gain), limit.ravel()[0], radius, snr)
     pixel = np.flatnonzero(~np.isnan(snr))
     return pixel.astype(np.int32), snr.ravel()[pixel], light.ravel()[pixel]
+
+
+@serial
+def _sample_snr(light, good, variance, gain, every, out):
+    for y in range(out.shape[0]):
+        noise = variance[y * every % variance.shape[0]]
+        for x in range(out.shape[1]):
+            v = noise[x * every] * gain
+            usable = v > np.float32(0)
+            s = light[y * every, x * every] / np.sqrt(v if usable else np.float32(1))
+            if not good[y * every, x * every]:
+                out[y, x] = np.float32(np.nan)
+            else:
+                out[y, x] = s if usable else np.float32(0)
+
+
+def sample_snr(light: np.ndarray, good: np.ndarray, variance: np.ndarray | None, gain: float, every: int) -> np.ndarray:
+    plane = np.ones((1, light.shape[1]), np.float32) if variance is None else variance
+    out = np.empty([-(-n // every) for n in light.shape], np.float32)
+    _sample_snr(light, good, plane, np.float32(gain), every, out)
+    return out
+
+
+@inline
+def _ranked_distance(ascending, n, centre, split, rank):
+    """The rank-th smallest (from 0) of |a - centre|: sorted leftwards before ``split`` and rightwards from there."""
+    low, high = max(0, rank - (n - split)), min(rank, split)
+    while low < high:
+        left = (low + high) // 2
+        if abs(ascending[split - 1 - left] - centre) < abs(ascending[split + rank - left - 1] - centre):
+            low = left + 1
+        else:
+            high = left
+    best = np.float32(np.inf)
+    if low < split:
+        best = abs(ascending[split - 1 - low] - centre)
+    if split + rank - low < n:
+        best = min(best, abs(ascending[split + rank - low] - centre))
+    return best
+
+
+@serial
+def _robust_levels(ascending, times, least, out):
+    n = 0
+    high = ascending.size
+    while n < high:
+        middle = (n + high) // 2
+        if np.isnan(ascending[middle]):
+            high = middle
+        else:
+            n = middle + 1
+    if n == 0:
+        out[:] = np.nan
+        return
+    half = np.float32(0.5)
+    centre = (ascending[(n - 1) // 2] + ascending[n // 2]) * half
+    split = np.searchsorted(ascending[:n], centre)
+    inner = _ranked_distance(ascending, n, centre, split, (n - 1) // 2)
+    outer = _ranked_distance(ascending, n, centre, split, n // 2)
+    spread = np.float32(1.4826) * ((inner + outer) * half)
+    out[0], out[1], out[2] = centre, spread, centre + times * max(least, spread)
+
+
+def robust_levels(ascending: np.ndarray, times: float, least: float) -> np.ndarray:
+    out = np.empty(3, np.float32)
+    _robust_levels(ascending, np.float32(times), np.float32(least), out)
+    return out
 
 
 @inline

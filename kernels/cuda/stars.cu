@@ -51,6 +51,24 @@ __global__ void light_peaks(const float* __restrict__ light, const unsigned char
     tops[k] = v;
 }
 
+// Every n-th pixel of every n-th row.
+__global__ void sample_snr(const float* __restrict__ light, const unsigned char* __restrict__ good,
+                           const float* __restrict__ variance, int width, float gain, int every, int rows, int columns,
+                           float* __restrict__ out)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= rows * columns) return;
+    const long long p = (long long)(i / columns) * every * width + i % columns * every;
+    out[i] = good[p] ? stars::light_snr(light[p], true, variance ? variance[p] * gain : gain) : quiet_nan();
+}
+
+// One thread: some hundred comparisons.
+__global__ void robust_levels(const float* __restrict__ ascending, int size, float times, float least,
+                              float* __restrict__ out)
+{
+    stars::robust_levels(ascending, size, times, least, out);
+}
+
 // One block a star; `member` lists dy, dx and the ring of all pixels, ring by ring.
 __global__ void ring_medians(const float* __restrict__ image, const unsigned char* __restrict__ good, int height,
                              int width, const int* __restrict__ pixel, const int* __restrict__ member,

@@ -41,6 +41,56 @@ HD float light_snr(float light, bool good, float noise)
     return good && noise > 0 ? light / sqrtf(noise) : 0.0f;
 }
 
+// The rank-th smallest (from 0) of |a - centre| of n sorted numbers: sorted leftwards before `split`, rightwards from
+// there.
+HD float ranked_distance(const float* a, int n, float centre, int split, int rank)
+{
+    int low = maximum(0, rank - (n - split)), high = minimum(rank, split);
+    while (low < high) {
+        const int left = (low + high) / 2;
+        if (fabsf(a[split - 1 - left] - centre) < fabsf(a[split + rank - left - 1] - centre))
+            low = left + 1;
+        else
+            high = left;
+    }
+    const int right = split + rank - low;
+    if (low >= split) return fabsf(a[right] - centre);
+    const float best = fabsf(a[split - 1 - low] - centre);
+    return right < n ? minimum(best, fabsf(a[right] - centre)) : best;
+}
+
+// Median, 1.4826 times the median absolute deviation, and the limit above them, of sorted numbers with NaN last.
+HD void robust_levels(const float* a, int size, float times, float least, float* out)
+{
+    int n = 0, high = size;
+    while (n < high) {
+        const int middle = (n + high) / 2;
+        if (a[middle] != a[middle])
+            high = middle;
+        else
+            n = middle + 1;
+    }
+    if (n == 0) {
+        out[0] = out[1] = out[2] = quiet_nan();
+        return;
+    }
+    const float centre = (a[(n - 1) / 2] + a[n / 2]) * 0.5f;
+    int split = 0;
+    high = n;
+    while (split < high) {
+        const int middle = (split + high) / 2;
+        if (a[middle] < centre)
+            split = middle + 1;
+        else
+            high = middle;
+    }
+    const float inner = ranked_distance(a, n, centre, split, (n - 1) / 2);
+    const float outer = ranked_distance(a, n, centre, split, n / 2);
+    out[0] = centre;
+    out[1] = 1.4826f * ((inner + outer) * 0.5f);
+    out[2] = centre + times * maximum(least, out[1]);
+}
+
 // Above the later pixels of a circle, not below the earlier ones.
 HD bool is_peak(const float* light, int height, int width, int y, int x, int radius)
 {

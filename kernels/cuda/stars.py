@@ -70,6 +70,21 @@ def light_peaks(
     return found[0], found[1].view(np.float32), found[2].view(np.float32)
 
 
+def sample_snr(light: Array, good: Array, variance: Array | None, gain: float, every: int) -> Array:
+    out = backend_of(light).xp.empty([-(-n // every) for n in light.shape], np.float32)
+    plane = np.uintp(0) if variance is None else variance
+    arguments = (light, good, plane, np.int32(light.shape[1]), np.float32(gain), *_sizes(every, *out.shape), out)
+    kernel("stars.cu", "sample_snr")((-(-out.size // 256),), (256,), arguments)
+    return out
+
+
+def robust_levels(ascending: Array, times: float, least: float) -> Array:
+    out = backend_of(ascending).xp.empty(3, np.float32)
+    arguments = (ascending, np.int32(ascending.size), np.float32(times), np.float32(least), out)
+    kernel("stars.cu", "robust_levels")((1,), (1,), arguments)
+    return out
+
+
 def ring_medians(image: Array, good: Array, pixel: Array, half: int, core: int) -> Array:
     backend = backend_of(image)
     n = pixel.size

@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import support_host_cuda
-from cases import blank_sky, block_scores, light_peaks, neighbours, smooth_masked
+from cases import blank_sky, block_scores, light_peaks, neighbours, robust_levels, smooth_masked
 
 from skydelta.kernels.background import CLIP, ROUNDS, SIGMA
 from skydelta.kernels.core.tiles import TileGrid
@@ -146,6 +146,15 @@ def test_peaks_of_light(tmp_path, rng, shape):
     pixel, snr, _ = reference_stars.light_peaks(**case)
     np.testing.assert_array_equal(np.flatnonzero(got["snr"]), pixel)
     np.testing.assert_array_equal(got["snr"].ravel()[pixel], snr)
+
+
+@pytest.mark.parametrize("shape", [(64, 0), (101, 7), (1, 3), (2, 0), (0, 5), (3, 1), (997, 1)])
+def test_levels_of_sorted_numbers(tmp_path, rng, shape):
+    case = robust_levels.make(rng, shape)
+    body = f"stars::robust_levels(ascending, n_ascending, {case['times']}f, {case['least']}f, out);"
+    inputs = {"ascending": case["ascending"]}
+    got = support_host_cuda.run(tmp_path, "stars.cuh", body, inputs, {"out": (np.float32, 3)})
+    np.testing.assert_allclose(got["out"], reference_stars.robust_levels(**case), rtol=2e-7)
 
 
 def test_ranks_in_a_ring(tmp_path, rng):
