@@ -16,7 +16,7 @@ from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.psf import star_stamps
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.psfmodel import PsfFit, Samples, radius, supported_order
-from skydelta.stages.stars import Stars, find_stars
+from skydelta.stages.stars import Stars, find_stars, median
 
 LEAST_HALF = 12
 """Smallest half-size of a measured PSF, px."""
@@ -96,7 +96,7 @@ class MeasurePsf(Stage[PsfConfig]):
 
     def _measure(self, ctx: Context, image: Exposure, stars: Stars) -> PixelPsf:
         chosen = self._choose(ctx, image, stars)
-        width = float(np.median(chosen.fwhm))
+        width = median(chosen.fwhm)
         half = max(LEAST_HALF, int(np.ceil(REACH * width)))
         samples = _samples(image, chosen, half)
         domain = Domain.of(image.shape)
@@ -116,7 +116,7 @@ class MeasurePsf(Stage[PsfConfig]):
             left = used & ~held_out
             trial = fit.without(held_out, supported_order(order, polynomial[left]))
             ctx.metric("psf_held_out", int(held_out.sum()))
-            ctx.metric("psf_held_out_chi2", float(np.median(trial.chi2[held_out])))
+            ctx.metric("psf_held_out_chi2", median(trial.chi2[held_out]))
             ctx.metric("psf_held_out_residual", trial.residual(held_out))
         ctx.metric("psf_order", order)
         ctx.metric("psf_stars_clipped", int((~used).sum()))
@@ -189,7 +189,7 @@ def field_fwhm(exposure: Exposure) -> float:
         raise InputError(f"{exposure.id or 'image'} has no PSF; run the psf stage first")
     y, x = (np.repeat((np.arange(3) + 0.5) * n / 3 - 0.5, 3) for n in exposure.shape)
     x = np.tile(x[::3], 3)
-    return float(np.median(fwhms(to_host(exposure.psf.render(x, y)))))
+    return median(fwhms(to_host(exposure.psf.render(x, y))))
 
 
 def _samples(image: Exposure, stars: Stars, half: int) -> Samples:

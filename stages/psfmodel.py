@@ -16,7 +16,7 @@ from skydelta.kernels.psf import Row, compare_stars, pixel_departure, profile_su
 from skydelta.stages.psfpixels import significant
 from skydelta.stages.psfprofile import ProfileField, Terms
 from skydelta.stages.psfwidths import consistent_widths
-from skydelta.stages.stars import SIGMA_TO_FWHM
+from skydelta.stages.stars import SIGMA_TO_FWHM, median
 
 ROUNDS = 4
 """Times fluxes, clipping and model are improved in turn."""
@@ -164,7 +164,7 @@ class PsfFit:
         self._terms = Terms.of(order, polynomial, backend)
         self._field = ProfileField.start(fwhm, self._terms.count)
         self._pixels = np.zeros((self._terms.count, samples.side, samples.side))
-        self._departure = backend.asarray(self._pixels)
+        self._departure = backend.xp.zeros(self._pixels.shape)
         self._blurred = _blurred(samples.variance, fwhm)
         # fluxes and sky levels lead the rows that stars are compared in
         self._rows = backend.asarray(np.stack([samples.flux, np.zeros(n)]))
@@ -283,14 +283,8 @@ def _blurred(variance: Array, fwhm: float) -> Array:
 
 def _usual(values: np.ndarray) -> float:
     """Median plus `STAR_CLIP` robust standard deviations."""
-    middle = _median(values)
-    return middle + STAR_CLIP * 1.4826 * _median(np.abs(values - middle))
-
-
-def _median(values: np.ndarray) -> float:
-    """Of a few hundred numbers: five times as fast as ``np.median``."""
-    ordered = np.sort(values)
-    return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2
+    middle = median(values)
+    return middle + STAR_CLIP * 1.4826 * median(np.abs(values - middle))
 
 
 @cache
