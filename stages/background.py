@@ -124,11 +124,12 @@ class Background(Stage[BackgroundConfig]):
         xp = image.backend.xp
         every = max(1, int(np.sqrt(blank.size / 2e5)))
         part = np.s_[::every, ::every]
-        number, sampled = to_host(xp.stack([xp.count_nonzero(a) for a in (blank, blank[part])])).tolist()
+        sample = xp.ascontiguousarray(blank[part])
+        number, sampled = to_host(xp.stack([xp.count_nonzero(a) for a in (blank, sample)])).tolist()
         ctx.metric("sky_fraction", number / blank.size)
         if image.variance is None or not sampled:
             return
-        z = xp.where(blank[part], subtracted[part] / xp.sqrt(image.variance[part]), np.float32(np.nan))
+        z = xp.where(sample, subtracted[part] / xp.sqrt(image.variance[part]), np.float32(np.nan))
         ratio = 1.4826 * float(_deviation(z, sampled))
         ctx.metric("sky_sigma_over_predicted", ratio)
         if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
