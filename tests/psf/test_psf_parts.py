@@ -3,13 +3,14 @@
 
 import numpy as np
 import pytest
-from scipy.ndimage import zoom
+from scipy.ndimage import uniform_filter, zoom
 from support_stars import draw, observe, profile, spread_positions
 
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.io.psf import fwhm
+from skydelta.io.psf import fwhm, fwhms
 from skydelta.kernels.psf import star_stamps
 from skydelta.stages.psfmodel import PsfFit, Samples
+from skydelta.stages.psfpixels import significant
 from skydelta.stages.psfwidths import consistent_widths
 
 SHAPE = (400, 480)
@@ -97,3 +98,35 @@ def test_fwhm_counts_on_the_grid_of_scipy(half, width):
     core = stamp[max(j.min() - 5, 0) : j.max() + 6, max(i.min() - 5, 0) : i.max() + 6]
     fine = zoom(core, 4, order=3, grid_mode=True, mode="grid-constant")
     assert fwhm(stamp) == 2 * np.sqrt((fine > fine.max() / 2).sum() / np.pi) / 4
+
+
+def test_widths_of_a_batch_are_those_of_its_stamps():
+    widths = [1.3, 4.1, 1.4, 2.7, 4.0]
+    stamps = np.stack([profile(12, w, 0.2, -0.1, e1=0.1) for w in widths])
+    stamps[3] = np.roll(stamps[3], (-10, 9), (0, 1))  # cut by two edges
+    assert fwhms(stamps).tolist() == [fwhm(stamp) for stamp in stamps]
+
+
+@pytest.mark.parametrize("half, terms, level", [(9, 1, 1e-4), (14, 3, 3e-5), (18, 6, 1e-6)])
+def test_pixels_are_kept_as_far_as_they_are_signal(rng, half, terms, level):
+    m, scale, width = 2 * half + 1, 2.4, 3.3
+    model = profile(half, width)
+    o = np.arange(m) - half
+    r = np.hypot(o, o[:, None])
+    noise = level * rng.uniform(0.8, 1.2, terms)
+    departure = rng.normal(0, noise[:, None, None], (terms, m, m)) + 0.02 * model * np.sin(o / 2 + o[:, None] / 3)
+    bound = np.sqrt(scale**2 + r * r)
+    x, y = o / bound, o[:, None] / bound
+    powers = [(i, j) for i in range(5) for j in range(5 - i)]
+    basis = np.stack([(model * x**i * y**j * (1 - x * x - y * y)).ravel() for i, j in powers], axis=1)
+    basis /= np.linalg.norm(basis, axis=0)
+    images = departure.reshape(terms, -1).T
+    near = (basis @ np.linalg.lstsq(basis, images, rcond=None)[0]).T
+    share = 1 - len(powers) * noise**2 / np.maximum((near**2).sum(axis=1), noise**2)
+    want = (np.maximum(share, 0)[:, None] * near).reshape(departure.shape)
+    rest = departure[0] - near[0].reshape(m, m)
+    want[0] += rest * (1 - noise[0] ** 2 / np.maximum(uniform_filter(rest**2, 5), noise[0] ** 2))
+    clear = np.clip(r[model > 4 * noise[0]].max(), width, 4 * width)
+    t = np.clip((r - 0.8 * clear) / (0.5 * clear), 0, 1)
+    got = significant(departure, model, scale, noise, width)
+    np.testing.assert_allclose(got, want * (1 - t * t * (3 - 2 * t)), rtol=0, atol=1e-9 * np.abs(want).max())
