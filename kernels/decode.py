@@ -21,7 +21,7 @@ The order for one stored value ``s`` at index ``j`` of its tile (axis of ``exten
 6. ``mask |= mask_bit`` where a floating-point result is NaN.
 
 The random number of pixel ``j``: with ``i = dither[t]`` and ``p = int(R[i] * float32(STRETCH))``, pixel 0 takes
-``R[p]``, the next ``R[p + 1]``, and when ``p`` reaches `COUNT`, ``i`` becomes ``(i + 1) % COUNT`` and ``p`` starts anew.
+``R[p]``, the next ``R[p + 1]``; when ``p`` reaches `COUNT`, ``i`` becomes ``(i + 1) % COUNT`` and ``p`` starts again.
 Null and zero pixels use up a number too.
 
 Sources: FITS 4.0 sections 4.4.2, 5.2, 10.1 to 10.4 and appendix I (quantisation); Rice, Yeh and Miller 1993
