@@ -260,6 +260,24 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
         raise ValueError("decode: mask must be int32, C-contiguous, of the shape of out")
 
 
+def swap_in_place(pixels: Array, flip: bool) -> None:
+    """Big-endian pixels to native ones where they are: what `decode` does with `RAW` tiles that need nothing else.
+
+    Parameters
+    ----------
+    pixels : array of any shape, C-contiguous, on the host
+        Read from a file as it is.
+    flip : bool
+        As `Form.flip`.
+    """
+    from skydelta.kernels.cpu import decode_store
+
+    bits = pixels.reshape(-1).view("uint8" if pixels.itemsize == 1 else f"int{8 * pixels.itemsize}")
+    if flip or pixels.itemsize > 1:
+        top = np.array(1 << (8 * pixels.itemsize - 1) if flip else 0, f"u{pixels.itemsize}")
+        decode_store.swap(bits, top.view(bits.dtype)[()])
+
+
 def expand_lzw(data: np.ndarray, limit: int) -> np.ndarray | None:
     """The bytes of a file that compress has written (``.Z``); None if it is damaged or holds more than ``limit``.
 

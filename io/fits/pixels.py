@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numba
 import numpy as np
@@ -18,10 +19,12 @@ from skydelta.io.fits import tiled
 from skydelta.io.fits.cards import last, number
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
 from skydelta.io.storage import Content
-from skydelta.kernels.decode import RAW, Form, decode, lossless_tiles
+from skydelta.kernels.decode import RAW, Form, decode, lossless_tiles, swap_in_place
 
 BAND = 1 << 20
 """Bytes that are read and converted together: they stay in the second-level cache."""
+
+_Band = tuple[tuple[int, ...], tuple[int, ...]]
 
 Section = tuple[slice, ...]
 
@@ -88,7 +91,7 @@ def _box(hdu: Hdu, section: Section | None) -> Section:
     return tuple(box)
 
 
-def _typed(box: Section, form: Form, nullable: bool, dtype: str, fill) -> np.ndarray:
+def _typed(box: Section, form: Form, nullable: bool, dtype: str, fill: Callable[[np.ndarray, Form], int]) -> np.ndarray:
     """An array of the type asked for, filled; integers that may be null stay integers only if none is."""
     shape = tuple(s.stop - s.start for s in box)
     integer = form.stored.startswith(("int", "uint"))
@@ -141,10 +144,14 @@ def scaling(hdu: Hdu) -> tuple[Form, list[str]]:
 
 def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, threads: int | None) -> int:
     """Read, swap and scale uncompressed pixels band by band; the number of nulls."""
+    itemsize = np.dtype(form.stored).itemsize
+    plain = not form.scaled and form.blank is None and out.dtype == form.native(False)
+    if plain and all((s.start, s.stop) == (0, n) for s, n in zip(box[1:], hdu.shape[1:], strict=True)):
+        _in_place(hdu, content, box[0].start * math.prod(hdu.shape[1:]) * itemsize, out, form.flip, threads)
+        return 0
     bands = list(_bands(hdu.shape, box, np.dtype(form.stored).itemsize))
     turn = itertools.count()
     corner = tuple(s.start for s in box)
-    itemsize = np.dtype(form.stored).itemsize
     largest = max(math.prod(extent) for _, extent in bands) * itemsize
 
     def work() -> int:
@@ -152,22 +159,46 @@ def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, 
         while (i := next(turn)) < len(bands):
             origin, extent = bands[i]
             size = math.prod(extent) * itemsize
-            place = hdu.data + int(np.ravel_multi_index(origin, hdu.shape)) * itemsize
-            got = content.read_into(place, buffer[:size])
-            if got != size:
-                raise InputError(f"data are truncated: {hdu.size} bytes expected, {place + got - hdu.data} present")
+            _fill(hdu, content, int(np.ravel_multi_index(origin, hdu.shape)) * itemsize, buffer[:size])
             tiles = lossless_tiles(np.array([0]), np.array([size]), RAW, np.array([origin]), np.array([extent]))
             nulls += int(decode(out, buffer[:size], tiles, form, corner=corner, threads=1).nulls[0])
         return nulls
 
-    workers = min(threads or numba.get_num_threads(), len(bands))
+    return sum(_shared(work, len(bands), threads))
+
+
+def _in_place(hdu: Hdu, content: Content, start: int, out: np.ndarray, flip: bool, threads: int | None) -> None:
+    """Pixels that follow each other in the file and need no more than a swap: read to where they stay."""
+    flat = out.reshape(-1)
+    step = BAND // out.itemsize
+    turn = itertools.count()
+
+    def work() -> None:
+        while (at := next(turn) * step) < flat.size:
+            part = flat[at : at + step]
+            _fill(hdu, content, start + at * out.itemsize, part.view(np.uint8))
+            swap_in_place(part, flip)
+
+    _shared(work, -(-flat.size // step), threads)
+
+
+def _fill(hdu: Hdu, content: Content, start: int, out: np.ndarray) -> None:
+    """Bytes of the data unit from ``start``."""
+    got = content.read_into(hdu.data + start, out)
+    if got != len(out):
+        raise InputError(f"data are truncated: {hdu.size} bytes expected, {start + got} present")
+
+
+def _shared(work: Callable[[], Any], pieces: int, threads: int | None) -> list[Any]:
+    """Results of ``work`` in as many threads as there are pieces for."""
+    workers = min(threads or numba.get_num_threads(), pieces)
     if workers == 1:
-        return work()
+        return [work()]
     with ThreadPoolExecutor(workers) as pool:
-        return sum(f.result() for f in [pool.submit(work) for _ in range(workers)])
+        return [f.result() for f in [pool.submit(work) for _ in range(workers)]]
 
 
-def _bands(shape: tuple[int, ...], box: Section, itemsize: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _bands(shape: tuple[int, ...], box: Section, itemsize: int) -> Iterator[_Band]:
     """(first pixel, size) of contiguous pieces of an image that cover a section, each of `BAND` bytes or one row."""
     # pieces are ranges along the slowest axis behind which all is wanted and small; rows are read whole
     axis = len(shape) - 1

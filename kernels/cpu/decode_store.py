@@ -80,6 +80,13 @@ def unshuffle(raw, first, count, out):
                 values[i] = (values[i] << 8) | plane[i]
 
 
+@serial
+def swap(bits, flip):
+    """Swap integers in place and invert the bits of ``flip``."""
+    for i in range(bits.size):
+        bits[i] = swapped(bits[i]) ^ flip
+
+
 @inline
 def integer_run(source, swap, out, flip):
     if swap:
