@@ -145,8 +145,9 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
     n, m = total.shape[:2]
     sky = cell_statistics(total.reshape(-1, m), xp.ones((n * m, m), bool), m)[0].reshape(n, 1, 1)
     bright = signal > 3 * xp.sqrt(sky)
-    light = xp.where(bright, signal, 0).astype(np.float64).ravel()
-    share = light / total.ravel()
-    norm, excess = to_host(xp.stack([light @ share, share @ (total - sky).astype(np.float64).ravel()]))
+    light = xp.where(bright, signal, 0).astype(np.float64)
+    share = light / total
+    # sums, not products of vectors: those of a threaded BLAS depend on its threads
+    norm, excess = to_host(xp.stack([(light * share).sum(), (share * (total - sky)).sum()]))
     slope = max(float(excess / norm), 0.0) if norm > 0 else 0.0
     return (1 / (sky + np.float32(slope) * signal)).astype(np.float32), slope
