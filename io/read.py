@@ -18,10 +18,11 @@ from skydelta.io import variance as variances
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
 from skydelta.io.fits.layout import Hdu
-from skydelta.io.fits.reader import InMemory, Source, open_file, role, split_extension
+from skydelta.io.fits.reader import FitsFile, InMemory, Source, open_file, role, split_extension
 from skydelta.io.header import unit_of, user_cards
 from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
+from skydelta.io.routes import summary
 from skydelta.io.wcs import celestial_wcs
 from skydelta.kernels.backend import resolve, to_host
 
@@ -60,6 +61,7 @@ class _Draft:
     stated: dict[str, Any] = field(default_factory=dict)
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
+    opened: list[Source] = field(default_factory=list)
     mask: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,8 +93,9 @@ def read(
 
     Parameters
     ----------
-    source : str, Path, HDU, HDUList, CCDData, NDData, array (H, W), (array, header) or Exposure
-        A path may name an HDU: ``file.fits[SCI]``, ``file.fits[1]``.
+    source : str, Path, bytes, file object, HDU, HDUList, CCDData, NDData, array (H, W), (array, header) or Exposure
+        A path or http(s) URL may name an HDU: ``file.fits[SCI]``, ``file.fits[1]``. Bytes and binary file objects
+        hold a whole file. A file opened by `skydelta.open` is taken too, and left open.
     image : str or int, optional
         HDU name (``SCI``, ``SCI,2``) or number; by rule SCI or IMAGE, else the first two-dimensional image.
     variance, sigma, weight : path or array, optional
@@ -115,8 +118,8 @@ def read(
     Returns
     -------
     Exposure
-        ``notes`` says where each plane came from and what was odd; pixels that are NaN, BLANK or without a valid
-        variance carry NO_DATA.
+        ``notes`` says where each plane came from, the bytes read by each route, and what was odd; pixels that are
+        NaN, BLANK or without a valid variance carry NO_DATA.
 
     Raises
     ------
@@ -148,25 +151,31 @@ def _open(source: Any, image: str | int | None, stack: ExitStack) -> _Draft:
     """The image and its header."""
     if isinstance(source, tuple) and len(source) == 2:
         return _from_array(source[0], source[1])
-    if isinstance(source, str | Path):
+    if isinstance(source, FitsFile):
+        opened: Source = source
+    elif isinstance(source, str | Path):
         path, extension = split_extension(str(source))
         if extension is not None and image is not None and str(image) != extension:
             raise ConfigError(f"read: {source} names HDU {extension!r}, image= names {image!r}; one is allowed")
-        opened: Source = stack.enter_context(open_file(path))
+        opened = stack.enter_context(open_file(path))
         image = extension if extension is not None else image
     elif isinstance(source, fits.HDUList):
         opened = InMemory(source)
     elif isinstance(source, fits.PrimaryHDU | fits.ImageHDU | fits.CompImageHDU):
         opened = InMemory(fits.HDUList([source]))
+    elif isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
+        opened = stack.enter_context(open_file(source))
     elif hasattr(source, "ndim") and hasattr(source, "dtype"):
         return _from_array(source, fits.Header())
     else:
         raise ConfigError(
-            f"read: {type(source).__name__} cannot be read; a path, HDU, HDUList, CCDData, array or Exposure is needed"
+            f"read: {type(source).__name__} cannot be read; a path, URL, bytes, file object, HDU, HDUList, CCDData, "
+            "array or Exposure is needed"
         )
     hdu = opened.image(image)
     header, pixels, odd = opened.read(hdu)
     draft = _Draft(pixels, opened.keywords(hdu, header), opened, hdu)
+    draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
         "file": Path(opened.label).name,
@@ -249,6 +258,9 @@ def _complete(
         draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
     wcs = _wcs(draft)
     attached = _psf(draft, psf, stack)
+    counted = [s.counted for s in draft.opened if isinstance(s, FitsFile) and s.counted is not None]
+    if counted:
+        draft.notes["read"] = summary(counted)
     if draft.warnings:
         draft.notes["warnings"] = list(dict.fromkeys(draft.warnings))
         for line in draft.notes["warnings"]:
@@ -274,6 +286,7 @@ def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> tuple[np.n
     else:
         path, extension = split_extension(str(given))
         source = stack.enter_context(open_file(path))
+        draft.opened.append(source)
         hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
         stored, pixels, odd = source.read(hdu)
         draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
@@ -489,6 +502,7 @@ def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
     elif isinstance(given, str | Path):
         path, extension = split_extension(str(given))
         source = stack.enter_context(open_file(path))
+        draft.opened.append(source)
         hdu = source.find(extension) if extension is not None else None
         hdu = hdu or next((h for h in source.hdus if role(h) == "psf"), None) or source.image()
     else:

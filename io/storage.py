@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Routes by which the bytes of files arrive, and the one way files are written: whole or not at all.
+"""Byte ranges of files and of memory, whole-file compression, and the one way files are written: whole or not at all.
 
-A route opens a path and hands out byte ranges; whole-file compression is undone on the way, so that everything above
-sees FITS blocks. Routes that read straight into device memory follow the same protocol.
+`skydelta.io.routes` chooses where the bytes come from.
 """
 
 from __future__ import annotations
@@ -35,8 +34,20 @@ MAX_RATIO, MAX_SIZE = 200, 1 << 30
 """Expansion above which a file of more than a gigabyte is not believed (images of nothing but zeros reach 1000)."""
 
 
+SPAN = 1 << 20
+"""Bytes of a positioned read that are worth a call of their own."""
+
+
 class Content(Protocol):
-    """The uncompressed bytes of one file."""
+    """The bytes of one file.
+
+    Attributes
+    ----------
+    span : int
+        Bytes that are worth one request: smaller pieces cost more than they save.
+    """
+
+    span: int
 
     @property
     def size(self) -> int:
@@ -54,24 +65,10 @@ class Content(Protocol):
     def close(self) -> None: ...
 
 
-class Storage(Protocol):
-    """A read route."""
-
-    name: str
-
-    def open(self, path: Path) -> Content:
-        """Open a file for reading byte ranges.
-
-        Raises
-        ------
-        InputError
-            Missing, a directory, empty or unreadable.
-        """
-        ...
-
-
 class _File:
     """Byte ranges by positioned reads: nothing is mapped, so a file that shrinks meanwhile cannot kill the process."""
+
+    span = SPAN
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,6 +113,8 @@ class _File:
 class Memory:
     """Bytes already in host memory."""
 
+    span = SPAN
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size = len(data)
@@ -132,28 +131,36 @@ class Memory:
         self._data = b""
 
 
-class Posix:
-    """Plain system reads into host memory."""
+def open_path(path: Path) -> Content:
+    """A file as it is stored.
 
-    name = "posix"
-
-    def open(self, path: Path) -> Content:
-        if path.is_dir():
-            raise InputError(f"{path}: is a directory; a file is needed")
-        file = _File(path)
-        if file.size == 0:
-            file.close()
-            raise InputError(f"{path}: is empty (0 bytes)")
-        kind = container(file.read(0, 8))
-        if kind is None:
-            return file
-        try:
-            return Memory(_decompress(path, kind, file.read(0, file.size)))
-        finally:
-            file.close()
+    Raises
+    ------
+    InputError
+        Missing, a directory or unreadable.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; a file is needed")
+    return _File(path)
 
 
-POSIX = Posix()
+def expanded(content: Content, label: str) -> Content:
+    """The content itself, or what its whole-file compression holds; then the content is closed.
+
+    Raises
+    ------
+    InputError
+        Empty, or a compression that cannot be undone.
+    """
+    if content.size == 0:
+        raise InputError(f"{label}: is empty (0 bytes)")
+    kind = container(content.read(0, 8))
+    if kind is None:
+        return content
+    try:
+        return Memory(_decompress(label, kind, content.read(0, content.size)))
+    finally:
+        content.close()
 
 
 def container(head: bytes) -> str | None:
@@ -161,7 +168,7 @@ def container(head: bytes) -> str | None:
     return next((kind for magic, kind in CONTAINERS.items() if head.startswith(magic)), None)
 
 
-def _decompress(path: Path, kind: str, data: bytes) -> bytes:
+def _decompress(path: str, kind: str, data: bytes) -> bytes:
     limit = max(MAX_SIZE, MAX_RATIO * len(data))
     if kind == "LZW":
         found = expand_lzw(np.frombuffer(data, np.uint8), limit)

@@ -16,6 +16,11 @@ from pathlib import Path
 from skydelta.errors import AlgorithmError, DeviceError
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
 
+PROBE = 1 << 20
+"""Bytes of the file that is written and read again to see the route."""
+
+NVIDIA_FS = Path("/proc/driver/nvidia-fs")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -29,7 +34,7 @@ class Finding:
 
 def examine(device: str = "auto") -> list[Finding]:
     """Look at the machine: device, CUDA, storage, MPI, threads, versions, caches."""
-    return [_device(device), _cuda(), *_optional(), _threads(), _blas(), *_versions(), _cache()]
+    return [_device(device), _cuda(), _reading(), *_optional(), _threads(), _blas(), *_versions(), _cache()]
 
 
 def _device(asked: str) -> Finding:
@@ -53,6 +58,26 @@ def _cuda() -> Finding:
         names.append(f"{p['name'].decode()} sm_{p['major']}{p['minor']} {p['totalGlobalMem'] / 2**30:.0f} GiB")
     return Finding(
         "CUDA", "; ".join(names), f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
+    )
+
+
+def _reading() -> Finding:
+    """The route that a local file takes, shown by reading one, and why not straight to a device."""
+    from skydelta.io.routes import ROUTES, open_source
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probe"
+        path.write_bytes(bytes(PROBE))
+        content, counted, _ = open_source(path)
+        try:
+            content.read(0, PROBE)
+        finally:
+            content.close()
+    driver = "loaded" if NVIDIA_FS.exists() else "not loaded"
+    return Finding(
+        "reading",
+        f"{counted.route}: {ROUTES[counted.route]} (a probe: {counted.reads} reads, {counted.bytes} bytes); URLs: http",
+        f"pixels are decoded on the host, so files are read into host memory; nvidia-fs driver: {driver}, not used",
     )
 
 

@@ -16,7 +16,7 @@ from astropy.io import fits
 
 from skydelta.errors import InputError
 from skydelta.io.fits import tiled
-from skydelta.io.fits.cards import last, number
+from skydelta.io.fits.cards import last, number, text
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
 from skydelta.io.storage import Content
 from skydelta.kernels.decode import RAW, Form, decode, lossless_tiles, swap_in_place
@@ -142,6 +142,23 @@ def scaling(hdu: Hdu) -> tuple[Form, list[str]]:
     return Form(stored, scale, zero, blank=blank), oddities
 
 
+def nulls(hdu: Hdu) -> str:
+    """What stands for a missing pixel, in words: NaN, ``BLANK = -32768``, ``ZBLANK of each tile``, or nothing."""
+    if not hdu.is_image or not hdu.shape or hdu.fault:
+        return ""
+    floating = hdu.bitpix < 0
+    said = ["NaN"] if floating else []
+    if hdu.kind == "compressed image":
+        columns = {text(hdu.cards, f"TTYPE{i}").upper() for i in range(1, 1000) if f"TTYPE{i}" in hdu.cards}
+        if "ZBLANK" in columns:
+            said.append("ZBLANK of each tile")
+        elif (value := last(hdu.cards, "ZBLANK")) is not None:
+            said.append(f"ZBLANK = {value}")
+    if not floating and "BLANK" in hdu.cards:
+        said.append(f"BLANK = {last(hdu.cards, 'BLANK')}")
+    return ", ".join(said)
+
+
 def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, threads: int | None) -> int:
     """Read, swap and scale uncompressed pixels band by band; the number of nulls."""
     itemsize = np.dtype(form.stored).itemsize
@@ -149,7 +166,7 @@ def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, 
     if plain and all((s.start, s.stop) == (0, n) for s, n in zip(box[1:], hdu.shape[1:], strict=True)):
         _in_place(hdu, content, box[0].start * math.prod(hdu.shape[1:]) * itemsize, out, form.flip, threads)
         return 0
-    bands = list(_bands(hdu.shape, box, np.dtype(form.stored).itemsize))
+    bands = list(_bands(hdu.shape, box, itemsize, max(BAND, content.span)))
     turn = itertools.count()
     corner = tuple(s.start for s in box)
     largest = max(math.prod(extent) for _, extent in bands) * itemsize
@@ -170,7 +187,7 @@ def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, 
 def _in_place(hdu: Hdu, content: Content, start: int, out: np.ndarray, flip: bool, threads: int | None) -> None:
     """Pixels that follow each other in the file and need no more than a swap: read to where they stay."""
     flat = out.reshape(-1)
-    step = BAND // out.itemsize
+    step = max(BAND, content.span) // out.itemsize
     turn = itertools.count()
 
     def work() -> None:
@@ -198,17 +215,17 @@ def _shared(work: Callable[[], Any], pieces: int, threads: int | None) -> list[A
         return [f.result() for f in [pool.submit(work) for _ in range(workers)]]
 
 
-def _bands(shape: tuple[int, ...], box: Section, itemsize: int) -> Iterator[_Band]:
-    """(first pixel, size) of contiguous pieces of an image that cover a section, each of `BAND` bytes or one row."""
+def _bands(shape: tuple[int, ...], box: Section, itemsize: int, band: int) -> Iterator[_Band]:
+    """(first pixel, size) of contiguous pieces of an image that cover a section, each of ``band`` bytes or one row."""
     # pieces are ranges along the slowest axis behind which all is wanted and small; rows are read whole
     axis = len(shape) - 1
     while axis > 0:
         whole = axis == len(shape) - 1 or (box[axis].start, box[axis].stop) == (0, shape[axis])
-        if not whole or (axis < len(shape) - 1 and math.prod(shape[axis:]) * itemsize > BAND):
+        if not whole or (axis < len(shape) - 1 and math.prod(shape[axis:]) * itemsize > band):
             break
         axis -= 1
     behind = tuple(shape[axis + 1 :])
-    step = max(BAND // (math.prod(behind) * itemsize), 1)
+    step = max(band // (math.prod(behind) * itemsize), 1)
     for outer in itertools.product(*(range(s.start, s.stop) for s in box[:axis])):
         for start in range(box[axis].start, box[axis].stop, step):
             stop = min(start + step, box[axis].stop)

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from astropy.io import fits
 from astropy.table import Table
 
 from skydelta.errors import InputError
-from skydelta.io.fits import pixels
 from skydelta.io.fits.cards import Cards, readable
 from skydelta.io.fits.layout import Hdu, scan
-from skydelta.io.storage import POSIX, Content, Storage
+from skydelta.io.fits.pixels import Section, nulls
+from skydelta.io.fits.pixels import read as read_pixels
+from skydelta.io.fits.tiled import grid_of
+from skydelta.io.routes import Counted, is_url, open_source
+from skydelta.io.storage import Content
 
 ROLES = {
     "image": ("SCI", "IMAGE", "SCIENCE", "DATA"),
@@ -53,9 +57,7 @@ class Source:
     hdus: list[Hdu]
     oddities: list[str]
 
-    def _pixels(
-        self, hdu: Hdu, dtype: str, section: pixels.Section | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
         raise TypeError("a source implements _pixels")
 
     def astropy(self) -> fits.HDUList:
@@ -75,7 +77,7 @@ class Source:
         return InputError(f"{self.label}: {hdu.label}: {message}", **numbers)
 
     def read(
-        self, hdu: Hdu, dtype: Literal["native", "float32"] = "native", section: pixels.Section | None = None
+        self, hdu: Hdu, dtype: Literal["native", "float32"] = "native", section: Section | None = None
     ) -> tuple[fits.Header, np.ndarray, list[str]]:
         """Image header, pixels in native byte order (y, x), and what is odd about them.
 
@@ -101,9 +103,31 @@ class Source:
         try:
             return self._pixels(hdu, dtype, section)
         except InputError as e:
-            raise self.error(hdu, str(e), **e.numbers) from None
+            raise self.error(hdu, str(e).removeprefix(f"{self.label}: "), **e.numbers) from None
         except MemoryError:
             raise self.error(hdu, f"shape {hdu.shape} does not fit in memory") from None
+
+    def pixels(
+        self,
+        extension: str | int | None = None,
+        section: Section | None = None,
+        dtype: Literal["native", "float32"] = "native",
+    ) -> np.ndarray:
+        """Pixels of an HDU, by name or number, or of the image chosen by rule; a part of them with ``section``.
+
+        Parameters
+        ----------
+        extension : str or int, optional
+        section : tuple of slice, optional
+            One slice an axis, (y, x) order, in steps of 1.
+        dtype : {"native", "float32"}
+
+        Raises
+        ------
+        InputError
+            As `read`; no such HDU; an empty section.
+        """
+        return self.read(self.image() if extension is None else self.find(extension), dtype, section)[1]
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
@@ -195,13 +219,23 @@ def role(hdu: Hdu) -> str | None:
 def split_extension(source: str) -> tuple[str, str | None]:
     """``FILE[EXT]`` to (FILE, EXT); a file of that very name wins."""
     match = _EXTENSION.match(source)
-    if match is None or Path(source).exists():
+    if match is None or (not is_url(source) and Path(source).exists()):
         return source, None
     return match["file"], match["ext"]
 
 
 class FitsFile(Source):
-    """A file, through a read route; pixels are read when they are asked for.
+    """A file of which the headers have been read; pixels are read when they are asked for.
+
+    Parameters
+    ----------
+    source : str, Path, URL, bytes or binary file object
+        As in `skydelta.io.routes.open_source`.
+
+    Attributes
+    ----------
+    counted : Counted or None
+        Route, reads and bytes so far; None for contents from elsewhere.
 
     Raises
     ------
@@ -209,13 +243,17 @@ class FitsFile(Source):
         Missing, a directory, empty, not FITS, no END card, or whole-file compression that cannot be undone.
     """
 
-    def __init__(self, path: str | Path, storage: Storage = POSIX) -> None:
-        self._scan(storage.open(Path(path)), str(path))
+    counted: Counted | None
+
+    def __init__(self, source: Any) -> None:
+        content, self.counted, label = open_source(source)
+        self._scan(content, label)
 
     @classmethod
     def of(cls, content: Content, label: str) -> FitsFile:
         """A file whose bytes have been opened already."""
         file = cls.__new__(cls)
+        file.counted = None
         file._scan(content, label)
         return file
 
@@ -227,10 +265,8 @@ class FitsFile(Source):
             self.content.close()
             raise
 
-    def _pixels(
-        self, hdu: Hdu, dtype: str, section: pixels.Section | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
-        return pixels.read(hdu, self.content, dtype, section)
+    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
+        return read_pixels(hdu, self.content, dtype, section)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))
@@ -239,9 +275,25 @@ class FitsFile(Source):
         self.content.close()
 
 
-def open_file(path: str | Path, storage: Storage = POSIX) -> FitsFile:
-    """`FitsFile` as a context manager: ``with open_file(path) as source``."""
-    return FitsFile(path, storage)
+def open_file(source: Any) -> FitsFile:
+    """Open a FITS file without reading pixels: ``with skydelta.open(path) as file``.
+
+    Parameters
+    ----------
+    source : str, Path, http(s) URL, bytes or binary file object
+
+    Returns
+    -------
+    FitsFile
+        ``hdus`` (name, shape, dtype, compression, first byte and size of header and data), and
+        ``pixels("SCI", section)``, which reads and decodes only the rows or tiles that a section touches.
+
+    Raises
+    ------
+    InputError
+        As `FitsFile`.
+    """
+    return FitsFile(source)
 
 
 class InMemory(Source):
@@ -254,9 +306,7 @@ class InMemory(Source):
             kind = "image" if hdu.is_image else "table"
             self.hdus.append(Hdu(i, kind, Cards(header=hdu.header), shape=tuple(hdu.shape) if hdu.is_image else ()))
 
-    def _pixels(
-        self, hdu: Hdu, dtype: str, section: pixels.Section | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
         data = data if section is None else data[section]
         wanted = np.dtype("float32") if dtype == "float32" else data.dtype.newbyteorder("=")
@@ -266,45 +316,82 @@ class InMemory(Source):
         return self._hdulist
 
 
-def inspect(path: str | Path) -> Table:
-    """What a file holds and what `skydelta.read` would take it for.
+def inspect(source: Any) -> Table:
+    """The byte map of a file, and what `skydelta.read` would take it for.
+
+    Parameters
+    ----------
+    source : str, Path, http(s) URL, bytes, binary file object
 
     Returns
     -------
     astropy.table.Table
-        index, name, kind, shape (y, x), dtype after scaling, compression, bytes of data, role (what the HDU would be
-        read as), problem.
+        index, name, kind, shape (y, x), dtype after scaling, compression, tiles (pixels of one and their number),
+        nulls (what stands for a missing pixel), header and data (their first byte, in what a whole-file compression
+        holds), bytes of data, device (bytes that `skydelta.read` keeps of it where it computes, at float32), role
+        (what the HDU would be read as), problem. A variance that must be estimated is counted with the image.
 
     Raises
     ------
     InputError
         Missing file, not FITS, or ``FILE[EXT]`` with an EXT that is no image of the file.
     """
-    path, extension = split_extension(str(path))
-    with open_file(path) as source:
+    path, extension = split_extension(str(source)) if isinstance(source, str | Path) else (source, None)
+    with open_file(path) as file:
         try:
-            chosen = source.image(extension)
+            chosen = file.image(extension)
         except InputError:
             if extension is not None:
                 raise
             chosen = None
         rows = []
-        for h in source.hdus:
+        for h in file.hdus:
             used = "" if not h.is_image or 0 in (h.shape or (0,)) else role(h) or ""
-            if chosen is not None and used in _PLANES and source.companion(used, chosen) is not h:
+            if chosen is not None and used in _PLANES and file.companion(used, chosen) is not h:
                 used = "other"
+            used = "image" if h is chosen else "other" if used == "image" else used
             rows.append(
                 (
-                    h.index,
-                    h.name,
-                    h.kind,
-                    " x ".join(map(str, h.shape)),
-                    h.dtype if h.is_image and h.shape else "",
-                    h.compression,
-                    max(h.size, 0),
-                    "image" if h is chosen else "other" if used == "image" else used,
-                    h.fault or "",
+                    h.index, h.name, h.kind, " x ".join(map(str, h.shape)),
+                    h.dtype if h.is_image and h.shape else "", h.compression, _tiles(h), nulls(h), h.start, h.data,
+                    max(h.size, 0), used, h.fault or "",
                 )
-            )
-    columns = ("index", "name", "kind", "shape", "dtype", "compression", "bytes", "role", "problem")
-    return Table(rows=rows, names=columns, meta={"oddities": source.oddities})
+            )  # fmt: skip
+        table = Table(rows=rows, names=_COLUMNS, meta={"oddities": file.oddities})
+    table.add_column(_device_bytes(file.hdus, chosen, list(table["role"])), name="device", index=11)
+    return table
+
+
+_COLUMNS = (
+    "index", "name", "kind", "shape", "dtype", "compression", "tiles", "nulls", "header", "data", "bytes", "role",
+    "problem",
+)  # fmt: skip
+
+
+def _tiles(hdu: Hdu) -> str:
+    """``128 x 128 (1024)``, in (y, x) order."""
+    if hdu.kind != "compressed image" or hdu.fault or 0 in (hdu.shape or (0,)):
+        return ""
+    try:
+        grid = grid_of(hdu)
+    except InputError:
+        return "?"
+    return f"{' x '.join(map(str, grid.tile))} ({len(grid)})"
+
+
+def _device_bytes(hdus: list[Hdu], chosen: Hdu | None, roles: list[str]) -> list[int]:
+    """Planes of four bytes a pixel: image, variance and mask; those that are not in the file are made for the image."""
+    out = [0] * len(hdus)
+    if chosen is None or chosen.fault or len(chosen.shape) != 2:
+        return out
+    plane = 4 * math.prod(chosen.shape)
+    variances = [
+        i
+        for kind in ("variance", "sigma", "uncertainty", "variance component", "weight")
+        for i, found in enumerate(roles)
+        if found == kind
+    ]
+    masks = [i for i, found in enumerate(roles) if found == "mask"]
+    for i in (chosen.index, variances[0] if variances else chosen.index, masks[0] if masks else chosen.index):
+        out[i] += plane
+    return out

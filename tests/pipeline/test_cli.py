@@ -216,6 +216,7 @@ def test_doctor_says_what_is_used_and_why(skydelta):
     for word in (
         "device",
         "CUDA",
+        "reading",
         "cupy",
         "kvikio",
         "mpi4py",
@@ -229,6 +230,10 @@ def test_doctor_says_what_is_used_and_why(skydelta):
     found = {f.name: f for f in doctor.examine("cpu")}
     assert found["device"].value == "cpu"
     assert found["numba threads"].value in ("tbb", "omp")
+    assert re.match(rf"posix: .*\d reads, {doctor.PROBE + 8} bytes", found["reading"].value), (
+        "and eight to see its kind"
+    )
+    assert "decoded on the host" in found["reading"].verdict
 
 
 def test_doctor_refuses_a_missing_device_and_the_unsafe_thread_layer(skydelta, monkeypatch):
