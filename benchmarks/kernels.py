@@ -90,7 +90,8 @@ def main():
             else len(next(iter(values.values()))) * STAMPS[name][name == "stamp_basis"] ** 2
         )
         floor = per_pixel * pixels / copy / 1e9
-        rows[name] = {"ms": round(ms, 4), "floor_ms": round(floor, 4), "ratio": round(ms / floor, 2), "shape": shape}
+        ratio = round(ms / floor, 2) if floor > 0 else None  # a case may have nothing to move at this size
+        rows[name] = {"ms": round(ms, 4), "floor_ms": round(floor, 4), "ratio": ratio, "shape": shape}
     result = {
         "device": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "copy_TB_per_s": round(copy, 3),

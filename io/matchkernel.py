@@ -119,7 +119,7 @@ class MatchKernel:
         """`at` for many positions: float64 (n, kh, kw)."""
         return np.tensordot(self.spatial_terms(x, y), self.images, axes=(0, 0))
 
-    def sums(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def sums(self, x: np.ndarray | float, y: np.ndarray | float) -> np.ndarray:
         """Sum of the kernel, the flux scale, at the positions: float64 (n,)."""
         terms = self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))
         return self.basis.sum(axis=(1, 2)) @ self.coefficients @ terms

@@ -72,7 +72,10 @@ class Backend:
             linalg = _module("scipy.linalg")
             return linalg.cho_solve(linalg.cho_factor(a, lower=True, check_finite=False), b, check_finite=False)
         with _module("cupyx").errstate(linalg="raise"):
-            return _module("cupyx.lapack").posv(a, b)
+            factor = cupy().linalg.cholesky(a)
+        triangular = _module("cupyx.scipy.linalg").solve_triangular
+        half = triangular(factor, b, lower=True, check_finite=False)
+        return triangular(factor, half, trans=1, lower=True, check_finite=False)
 
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""
@@ -177,10 +180,14 @@ def _cuda(index: int) -> Backend:
     return Backend("cuda", int(index), asked="cuda")
 
 
-@functools.cache
+_kinds: dict[type, bool] = {}
+
+
 def _on_device(kind: type) -> bool:
     """Whether arrays of this type live on a device; asked of the type, because an array builds a table to answer."""
-    return hasattr(kind, "__cuda_array_interface__")
+    if kind not in _kinds:
+        _kinds[kind] = hasattr(kind, "__cuda_array_interface__")
+    return _kinds[kind]
 
 
 def to_host(a: Array) -> np.ndarray:

@@ -66,8 +66,8 @@ BLANK = register(
 )
 
 
-def cell_statistics(image: Array, good: Array, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Median and standard deviation of every mesh cell after 3-sigma clipping to convergence, on the host.
+def cell_statistics(image: Array, good: Array, size: int) -> tuple[Array, Array, Array]:
+    """Median and standard deviation of every mesh cell after 3-sigma clipping to convergence.
 
     Both come from order statistics (the lower median of an even number): median, and 1.4826 times the median absolute
     deviation, of the pixels that clipping leaves. Clipping also stops when more than half of them are equal.

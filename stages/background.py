@@ -149,7 +149,10 @@ class _Cells:
     def measure(cls, image: Array, good: Array, size: int) -> _Cells:
         xp = backend_of(image).xp
         median, sigma, count = cell_statistics(xp.ascontiguousarray(image), xp.ascontiguousarray(good), size)
-        return cls(TileGrid(image.shape, size), median.astype(float), sigma.astype(float), count.astype(int))
+        # the three tables come to the host in one copy: two of them as the bits of their floats
+        table = to_host(xp.stack([median.view(np.int32), sigma.view(np.int32), count]))
+        floats, counts = table[:2].view(np.float32).astype(float), table[2].astype(int)
+        return cls(TileGrid(image.shape, size), floats[0], floats[1], counts)
 
     @property
     def domain(self) -> Domain:

@@ -57,7 +57,7 @@ def kernel(file: str, name: str, template_args: tuple[str, ...] = ()) -> Launch:
 
 @functools.cache
 def _found(file: str, name: str, template_args: tuple[str, ...], flags: tuple[str, ...], device: int) -> Launch:
-    return _compiled(load(file), expression(name, template_args), flags, device)  # type: ignore[no-any-return]
+    return _compiled(load(file), expression(name, template_args), flags, device)
 
 
 def from_source(source: Source, name: str, fused_multiply_add: bool = True) -> Launch:

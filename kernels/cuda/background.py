@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.background import BLOCK, CLIP, LARGEST, ROUNDS, SHARE, SIGMA
 from skydelta.kernels.core.module import kernel, shared_memory
 from skydelta.kernels.core.tiles import TileGrid
@@ -19,8 +19,8 @@ THREADS = 64
 TILE = (32, 8)
 
 
-def cell_statistics(image: Array, good: Array, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Clipped median, sigma and count of every cell, one thread block each; they come to the host in one copy."""
+def cell_statistics(image: Array, good: Array, size: int) -> tuple[Array, Array, Array]:
+    """Clipped median, sigma and count of every cell, one thread block each."""
     if size > LARGEST:
         raise ValueError(f"cells of {size} px; at most {LARGEST}")
     xp = backend_of(image).xp
@@ -31,7 +31,8 @@ def cell_statistics(image: Array, good: Array, size: int) -> tuple[np.ndarray, n
     buckets = 1 << max(7, (capacity // 2 - 1).bit_length())  # about 7 of a normal sky's values in the fullest
     counters = 2 * buckets
     shared = counters + 4 * capacity + BESIDES <= shared_memory()
-    found = xp.empty((3, ny, nx), np.int32)  # two of them hold floats
+    median, sigma = xp.empty((ny, nx), np.float32), xp.empty((ny, nx), np.float32)
+    count = xp.empty((ny, nx), np.int32)
     scratch = xp.empty(0 if shared else ny * nx * capacity, np.uint32)
     function = kernel("background.cu", "cell_statistics", template_args=("true" if shared else "false",))
     threads = max(buckets // 8, THREADS)
@@ -39,11 +40,10 @@ def cell_statistics(image: Array, good: Array, size: int) -> tuple[np.ndarray, n
     function(
         (nx, ny),
         (threads,),
-        (image, good, *scalars, CLIP, SIGMA, scratch, *found),
+        (image, good, *scalars, CLIP, SIGMA, scratch, median, sigma, count),
         shared_mem=counters + (4 * capacity if shared else 0),
     )
-    median, sigma, count = to_host(found)
-    return median.view(np.float32), sigma.view(np.float32), count
+    return median, sigma, count
 
 
 def block_scores(image: Array, good: Array, sigma: Array) -> Array:
