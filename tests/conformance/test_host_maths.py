@@ -22,7 +22,6 @@ from cases import (
 
 from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import C_TYPES, chains
-from skydelta.kernels.core.source import load
 from skydelta.kernels.core.spec import registry, resolve_target
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
 
@@ -325,50 +324,6 @@ struct Index { int x, y; };
 def stored(a):
     """What a C++ vector holds of an array."""
     return a.view({"bool": np.uint8, "complex64": np.float32}.get(a.dtype.name, a.dtype))
-
-
-@pytest.mark.parametrize("shape", [(37, 53), (3, 100)])
-@pytest.mark.parametrize("name", ["cut_tiles", "join_tiles", "merge_masks"])
-def test_whole_kernel(tmp_path, rng, name, shape):
-    """A kernel that shares nothing between its threads, one thread after the other."""
-    case = import_module(f"cases.{name}").make(rng, shape)
-    want = reference(name, case)
-    arrays = {n: np.asarray(a) for n, a in case.items() if isinstance(a, np.ndarray)}
-    for n in ("rows", "columns"):
-        if n in arrays:
-            arrays[n] = arrays[n].astype(np.int32)
-    h, w = shape
-    block = (64, 1)
-    if name == "cut_tiles":
-        size, count = case["size"], len(case["rows"]) * len(case["columns"])
-        scalars, grid = [h, w, len(case["columns"]), size, f"{case['scale']}f"], (-(-size * size // 64), count)
-    elif name == "join_tiles":
-        count, size = case["whitened"].shape[:2]
-        sides = [int(np.diff(case[n]).max()) for n in ("rows", "columns")]
-        scalars = [len(case["columns"]) - 1, *want.shape[1:], size, sides[1], case["pad"]]
-        grid = -(-sides[0] * sides[1] // 64), count
-    else:
-        scalars = [h, w, *(case[n] for n in ("reach", "invalid", "edge", "no_data"))]
-        grid, block = (-(-w // 32), -(-h // 8)), (32, 8)
-    made = [np.asarray(a) for a in (want if isinstance(want, tuple) else (want,))]
-    types = {"float32": "float", "int32": "int", "bool": "bool"}
-    given = [f"({types[a.dtype.name]}*)p_{n}" for n, a in arrays.items()]
-    if name == "merge_masks":
-        given.insert(4, str(case["spreading"]))
-    given += [*map(str, scalars), *(f"({types[a.dtype.name]}*)o_{i}" for i, a in enumerate(made))]
-    (tmp_path / "whole.cuh").write_text(HOST + load(KERNELS[name].entries[0].file).text)
-    body = f"""
-    gridDim = {{{grid[0]}, {grid[1]}}}, blockDim = {{{block[0]}, {block[1]}}};
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-        for (threadIdx.y = 0; threadIdx.y < blockDim.y; ++threadIdx.y)
-          for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) {name}({", ".join(given)});
-    """
-    inputs = {f"p_{n}": stored(a) for n, a in arrays.items()}
-    outputs = {f"o_{i}": (stored(a).dtype, a.shape) for i, a in enumerate(made)}
-    got = support_host_cuda.run(tmp_path, "whole.cuh", body, inputs, outputs)
-    for i, a in enumerate(made):
-        close(got[f"o_{i}"].view(a.dtype), a, name)
 
 
 @pytest.mark.parametrize("name", sorted(chains()))

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every registered kernel: twin and launcher against the reference, every CUDA entry compiled without a GPU."""
 
-import importlib
-import zlib
-from dataclasses import fields, is_dataclass
 from importlib import resources
 
 import numpy as np
 import pytest
 import support_nvrtc
 from cases import DEFAULT_SHAPES
+from support_conformance import arguments, assert_agree, case, find_case, leaves
 
 from skydelta.kernels.backend import resolve, to_host
 from skydelta.kernels.core.fused import FusedKernel, chains
@@ -18,20 +16,6 @@ from skydelta.kernels.core.spec import registry, resolve_target
 
 KERNELS = registry()
 CHAINS = chains()
-
-
-def find_case(name):
-    """The module with the inputs of a kernel, or None."""
-    try:
-        return importlib.import_module(f"cases.{name}")
-    except ModuleNotFoundError as e:
-        if e.name != f"cases.{name}":
-            raise
-        return None
-
-
-def case(name):
-    return find_case(name) or pytest.fail(f"kernel {name} has no conformance inputs: add tests/support/cases/{name}.py")
 
 
 def runs(names):
@@ -43,11 +27,6 @@ def runs(names):
     ]
 
 
-def arguments(name, shape):
-    seed = [zlib.crc32(name.encode()), *shape]
-    return case(name).make(np.random.default_rng(seed), shape)
-
-
 def to_device(name, values, backend):
     """Arrays moved, but for the small tables that the case module lists in ``HOST``."""
     stay = getattr(case(name), "HOST", ())
@@ -55,32 +34,6 @@ def to_device(name, values, backend):
         key: backend.asarray(value) if isinstance(value, np.ndarray) and key not in stay else value
         for key, value in values.items()
     }
-
-
-def leaves(value, path="result"):
-    """(path, array) for everything numeric in a result of arrays, numbers, tuples, dicts and dataclasses."""
-    if is_dataclass(value):
-        value = {f.name: getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
-    else:
-        return [] if value is None else [(path, np.asarray(to_host(value)))]
-    return [leaf for key, item in items for leaf in leaves(item, f"{path}.{key}")]
-
-
-def assert_agree(name, got, want):
-    tolerance, uncompared = KERNELS[name].tolerance, getattr(case(name), "UNCOMPARED", ())
-    got, want = ([leaf for leaf in leaves(value) if leaf[0] not in uncompared] for value in (got, want))
-    assert [path for path, _ in got] == [path for path, _ in want]
-    for (path, a), (_, b) in zip(got, want, strict=True):
-        assert a.shape == b.shape, f"{path}: shape {a.shape}, reference {b.shape}"
-        assert a.dtype.kind == b.dtype.kind, f"{path}: {a.dtype}, reference {b.dtype}"
-        if a.dtype.kind == "f":
-            np.testing.assert_allclose(a, b, rtol=tolerance.relative, atol=tolerance.absolute, err_msg=path)
-        else:
-            np.testing.assert_array_equal(a, b, err_msg=path)
 
 
 @pytest.mark.parametrize(("name", "shape"), runs(KERNELS))

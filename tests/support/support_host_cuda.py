@@ -11,7 +11,7 @@ import pytest
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long", "uint8": "unsigned char"}
 FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-fast-math", "-Wall", "-Wextra", "-Werror"]
-# A thread id or an atomic of CUDA has no host meaning, hence maths only: whole kernels are run on a GPU.
+# A thread id or an atomic of CUDA has no host meaning, hence maths only: support_host_device.py runs whole kernels.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 _PROGRAM = """
@@ -86,8 +86,8 @@ def run(folder, files, body, inputs, outputs):
     )
     (folder / "main.cpp").write_text(source)
     headers = resources.files("skydelta.kernels.cuda")
-    _checked([compiler, *FLAGS, *SANITIZERS, f"-I{headers}", "main.cpp", "-o", "main"], folder)
-    _checked(["./main"], folder)
+    checked([compiler, *FLAGS, *SANITIZERS, f"-I{headers}", "main.cpp", "-o", "main"], folder)
+    checked(["./main"], folder)
     return {name: np.fromfile(folder / f"{name}.out", dtype).reshape(shape) for name, (dtype, shape) in outputs.items()}
 
 
@@ -100,7 +100,8 @@ def _vector(name, dtype, made, size):
     ]
 
 
-def _checked(command, folder):
+def checked(command, folder):
+    """Run a command in a folder; what it says where it fails is the failure's message."""
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=environment
