@@ -203,15 +203,19 @@ def _decompress(path: str, kind: str, data: bytes) -> bytes:
 def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
     """Write under a temporary name in the same folder, flush to disk, rename; nothing is left behind on failure.
 
-    The parts follow each other; arrays are uint8 (n,). A process that is killed meanwhile leaves what was at ``path``
-    before, and a hidden ``.NAME.*.part`` beside it.
+    The parts follow each other; arrays are uint8 (n,). A symbolic link is followed: the file that it names is replaced.
+    A process that is killed meanwhile leaves what was at ``path`` before, and a hidden ``.NAME.*.part`` beside it.
 
     Raises
     ------
     InputError
-        The folder is missing or cannot be written, or the disk is full.
+        The folder is missing or cannot be written, the disk is full, or ``path`` is there and no regular file.
     """
-    temporary = None
+    temporary, asked = None, path
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{asked}: cannot be written: it is a device or a pipe; a regular file is needed")
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         with os.fdopen(fd, "wb", buffering=0) as file:
@@ -222,11 +226,11 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
         os.replace(temporary, path)
         _flush_folder(path.parent)
     except OSError as e:
-        raise InputError(f"{path}: cannot be written: {e.strerror or e}") from None
+        raise InputError(f"{asked}: cannot be written: {e.strerror or e}") from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-    return path
+    return asked
 
 
 def _write_all(fd: int, part: memoryview) -> None:

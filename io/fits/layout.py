@@ -157,6 +157,11 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
         if hdu.size < 0:
             break
         offset = data + math.ceil(hdu.size / BLOCK) * BLOCK
+        if data + hdu.size <= content.size < offset:
+            oddities.append(
+                f"the file ends {offset - content.size} bytes before the block of HDU {hdu.index} is full: it was "
+                "written without padding, or cut off there, and what came after it is lost"
+            )
     return hdus, oddities
 
 

@@ -397,3 +397,19 @@ def test_inspect_refuses_an_extension_that_is_not_there(tmp_path):
     assert "image" in list(inspect(f"{path}[SCI]")["role"])
     with pytest.raises(InputError, match="9"):
         inspect(f"{path}[9]")
+
+
+@pytest.mark.parametrize("left", [0, 1, 479])
+def test_a_file_cut_in_the_padding_is_said(tmp_path, left):
+    path = tmp_path / "cut.fits"
+    first, second = (
+        fits.PrimaryHDU(np.ones((20, 30), np.float32)),
+        fits.ImageHDU(np.ones((20, 30), np.float32), name="VAR"),
+    )
+    fits.HDUList([first, second]).writeto(path)
+    with open_file(path) as whole:
+        assert whole.oddities == []
+    path.write_bytes(path.read_bytes()[: 2880 + 2400 + left])
+    with open_file(path) as cut:
+        assert len(cut.hdus) == 1
+        assert [o for o in cut.oddities if f"ends {480 - left} bytes before the block of HDU 0" in o]

@@ -122,6 +122,20 @@ def test_nothing_is_left_on_failure(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["kept.fits"]
 
 
+def test_a_link_is_followed_and_a_pipe_is_left_alone(tmp_path):
+    target, link, pipe = tmp_path / "target.fits", tmp_path / "link.fits", tmp_path / "pipe"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_bytes(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="pipe: cannot be written: it is a device or a pipe"):
+        write_bytes(pipe, b"new")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.fits", "pipe", "target.fits"]
+
+
 def test_permissions_follow_the_umask(tmp_path):
     write_bytes(tmp_path / "x", b"1")
     (tmp_path / "y").write_bytes(b"1")
