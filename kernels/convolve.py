@@ -153,8 +153,14 @@ def fill_masked(image: Array, variance: Array, good: Array, sigma: float = 3.0) 
     return implementation(FILL, backend_of(image))(image, variance, good, sigma)
 
 
-def gaussian_taps(sigma: float) -> np.ndarray:
-    """Unit-sum Gaussian out to four sigma: float32 (2 r + 1,)."""
-    radius = int(4 * sigma + 0.5)
-    taps = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
-    return (taps / taps.sum()).astype(np.float32)
+def gaussian_taps(sigma: float, truncate: float = 3.0) -> np.ndarray:
+    """Middle and right half of a unit-sum Gaussian filter, float64 (r + 1,), r = ``truncate`` sigma rounded."""
+    radius = int(truncate * sigma + 0.5)
+    line = np.exp(-0.5 / (sigma * sigma) * np.arange(-radius, radius + 1) ** 2)
+    return (line / line.sum())[radius:]
+
+
+def filling_taps(sigma: float) -> np.ndarray:
+    """The whole filter of `fill_masked`, out to four sigma: float32 (2 r + 1,)."""
+    half = gaussian_taps(sigma, 4.0)
+    return np.concatenate([half[:0:-1], half]).astype(np.float32)

@@ -124,13 +124,6 @@ NEIGHBOURS = register(
 )
 
 
-def gaussian_taps(sigma: float, truncate: float = 3.0) -> np.ndarray:
-    """Middle and right half of a unit-sum Gaussian filter, float64 (r + 1,), r = ``truncate`` sigma rounded."""
-    radius = int(truncate * sigma + 0.5)
-    line = np.exp(-0.5 / (sigma * sigma) * np.arange(-radius, radius + 1) ** 2)
-    return (line / line.sum())[radius:]
-
-
 @functools.cache
 def rings(half: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels whose distance rounds to 0, 1, ..., ``half`` px, ring by ring.
@@ -159,7 +152,7 @@ def smooth_masked(image: Array, good: Array, taps: np.ndarray) -> Array:
         Finite where good.
     good : bool (H, W)
     taps : float64 (r + 1,)
-        Middle and right half of a symmetric filter (`gaussian_taps`), r <= `LARGEST_RADIUS`; on the host.
+        Middle and right half of a symmetric filter (`convolve.gaussian_taps`), r <= `LARGEST_RADIUS`; on the host.
 
     Returns
     -------

@@ -18,7 +18,9 @@ from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynom
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import BLOCK, LARGEST, blank_sky, block_scores, cell_statistics
 from skydelta.kernels.core.tiles import TileGrid
+from skydelta.kernels.polynomial import polynomial_plane, product_plane
 from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.robust import levels, median
 
 SKIPPED = 64
 """Cells of this side, px, or more are first measured on every second pixel along both axes."""
@@ -112,25 +114,27 @@ class Background(Stage[BackgroundConfig]):
         c = fit_cells(cells.median, cells.count, cells.sigma, cells.grid, cells.domain, order)
         level = float(_mean_terms(order) @ c)
         if self.config.model == "polynomial":
-            return _polynomial(image.backend, c, order, domain), level
+            u, v = domain.uv(np.arange(domain.shape[1]), np.arange(domain.shape[0]))
+            return polynomial_plane(image.backend, c, order, u, v), level
         return _mesh(image.backend, cells, c, order, domain), level
 
     def _report(
         self, ctx: Context, image: Exposure, subtracted: Array, blank: Array, cells: _Cells, level: float
     ) -> None:
         ctx.metric("sky_level", level)
-        ctx.metric("sky_sigma", float(_median(cells.sigma[cells.valid])))
+        ctx.metric("sky_sigma", float(median(cells.sigma[cells.valid])))
         ctx.metric("sky_cells", int(cells.valid.sum()))
         xp = image.backend.xp
         every = max(1, int(np.sqrt(blank.size / 2e5)))
         part = np.s_[::every, ::every]
         sample = xp.ascontiguousarray(blank[part])
-        number, sampled = to_host(xp.stack([xp.count_nonzero(a) for a in (blank, sample)])).tolist()
-        ctx.metric("sky_fraction", number / blank.size)
-        if image.variance is None or not sampled:
+        ctx.metric("sky_fraction", _number(blank) / blank.size)
+        if image.variance is None:
             return
         z = xp.where(sample, subtracted[part] / xp.sqrt(image.variance[part]), np.float32(np.nan))
-        ratio = 1.4826 * float(_deviation(z, sampled))
+        ratio = float(levels(z)[1])
+        if not np.isfinite(ratio):
+            return
         ctx.metric("sky_sigma_over_predicted", ratio)
         if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
             ctx.flag("variance_scale", f"the sky's noise is {ratio:.2f} times what the variance plane predicts")
@@ -166,11 +170,11 @@ class _Cells:
     def noise(self) -> np.ndarray:
         """Sigma; the usual one where a cell has none."""
         some = self.valid & (self.sigma > 0)
-        return np.where(some, self.sigma, _median(self.sigma[some]) if some.any() else 1.0)
+        return np.where(some, self.sigma, median(self.sigma[some]) if some.any() else 1.0)
 
 
 def fit_cells(
-    median: np.ndarray, count: np.ndarray, sigma: np.ndarray, grid: TileGrid, domain: Domain, order: int
+    medians: np.ndarray, count: np.ndarray, sigma: np.ndarray, grid: TileGrid, domain: Domain, order: int
 ) -> np.ndarray:
     """Robust polynomial through the medians of mesh cells.
 
@@ -179,7 +183,7 @@ def fit_cells(
 
     Parameters
     ----------
-    median, sigma : float (ny, nx)
+    medians, sigma : float (ny, nx)
         As of `cell_statistics`; cells without a median do not take part.
     count : int (ny, nx)
     grid : TileGrid
@@ -198,15 +202,15 @@ def fit_cells(
     AlgorithmError
         No cell has a median.
     """
-    values, weight = np.ravel(median).astype(float), np.ravel(count).astype(float)
+    values, weight = np.ravel(medians).astype(float), np.ravel(count).astype(float)
     s = np.ravel(sigma).astype(float)
     use = np.isfinite(values) & (weight > 0)
     if not use.any():
         raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
     known = s[use & (s > 0)]
-    weight = weight / np.where(s > 0, s, _median(known) if known.size else 1.0) ** 2
+    weight = weight / np.where(s > 0, s, median(known) if known.size else 1.0) ** 2
     root = np.sqrt(weight)
-    level = _median(values[use])
+    level = median(values[use])
     values = np.where(use, values - level, 0.0)
     terms = _terms(grid, domain, order)
     coefficients = np.zeros(terms.shape[1])
@@ -224,7 +228,7 @@ def fit_cells(
         # once more for what is left: normal equations alone lose digits
         coefficients[:n] += np.linalg.solve(matrix, left @ (here - own @ coefficients[:n]))
         off = np.abs(values - terms @ coefficients) * root
-        new = use & (off <= 3 * max(1.4826 * float(_median(off[kept])), 1.0))
+        new = use & (off <= 3 * max(1.4826 * float(median(off[kept])), 1.0))
         if (new == kept).all():
             break
         kept = new
@@ -251,36 +255,10 @@ def _cell(shape: tuple[int, int]) -> int:
     return int(np.clip(min(shape) // ACROSS, 16, LARGEST))
 
 
-def _polynomial(backend: Backend, coefficients: np.ndarray, order: int, domain: Domain) -> Array:
-    """The polynomial as a float32 plane, from its one-dimensional factors."""
-    table = np.zeros((order + 1, order + 1))
-    for (i, j), c in zip(polynomial_exponents(order), coefficients, strict=True):
-        table[j, i] = c
-    h, w = domain.shape
-    return _plane(backend, _chebyshev(h, order).T @ table, _columns(backend, w, order))
-
-
 def _mean_terms(order: int) -> np.ndarray:
     """Mean of each term over the field: that of T_n is 1 / (1 - n^2) for even n, else 0."""
     mean = [0.0 if n % 2 else 1 / (1 - n * n) for n in range(order + 1)]
     return np.array([mean[i] * mean[j] for i, j in polynomial_exponents(order)])
-
-
-@functools.lru_cache(16)
-def _chebyshev(n: int, order: int) -> np.ndarray:
-    """T_0 to T_order along a line of n pixels: float64 (order + 1, n)."""
-    return np.polynomial.chebyshev.chebvander((2 * np.arange(n) + 1) / n - 1, order).T
-
-
-@functools.lru_cache(16)
-def _columns(backend: Backend, n: int, order: int) -> Array:
-    """`_chebyshev` where the images are: float32."""
-    return backend.asarray(_chebyshev(n, order), np.float32)
-
-
-def _plane(backend: Backend, rows: np.ndarray, columns: Array) -> Array:
-    """rows (H, k) times columns (k, W), summed in float32: as exact as the image it is subtracted from."""
-    return backend.asarray(rows, np.float32) @ backend.asarray(columns, np.float32)
 
 
 def _mesh(backend: Backend, cells: _Cells, coefficients: np.ndarray, order: int, domain: Domain) -> Array:
@@ -290,7 +268,7 @@ def _mesh(backend: Backend, cells: _Cells, coefficients: np.ndarray, order: int,
     filled = np.tensordot(coefficients, polynomial_terms(u, v, order), axes=(0, 0))
     table = median_filter(np.where(cells.valid, cells.median, filled), 3, mode="nearest")
     rows, columns = (_spline(at, n) for at, n in zip((v[:, 0], u[0]), domain.shape, strict=True))
-    return _plane(backend, rows @ table, columns.T)
+    return product_plane(backend, rows @ table, columns.T)
 
 
 def _spline(nodes: np.ndarray, n: int) -> np.ndarray:
@@ -307,28 +285,8 @@ def _blank(backend: Backend, residual: Array, good: Array, cells: _Cells) -> Arr
     Both signs count, so that what is left is not skewed.
     """
     score = block_scores(residual, good, backend.asarray(cells.noise, np.float32))
-    known = score.size - _number(backend.xp.isnan(score))
-    if not known:
-        return good
-    spread = max(1.0, 1.4826 * float(_deviation(score, known)))
-    return blank_sky(good, score, SOURCE * spread)
-
-
-def _median(values: Array) -> Array:
-    """Median of a line of numbers, where they are, in their type: a sort costs fewer calls than a selection."""
-    return _middle(backend_of(values).xp.sort(values), len(values))
-
-
-def _middle(ordered: Array, n: int) -> Array:
-    """Median of the first n numbers, which are in order."""
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-
-
-def _deviation(plane: Array, n: int) -> Array:
-    """Median absolute deviation of the n numbers of a plane that are not NaN: these go last in any order."""
-    xp = backend_of(plane).xp
-    ordered = xp.sort(plane.ravel())[:n]
-    return _median(xp.abs(ordered - _middle(ordered, n)))
+    spread = float(levels(score)[1])
+    return blank_sky(good, score, SOURCE * max(1.0, spread)) if np.isfinite(spread) else good
 
 
 def _number(plane: Array) -> int:

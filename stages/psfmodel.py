@@ -16,7 +16,8 @@ from skydelta.kernels.psf import Row, compare_stars, pixel_departure, profile_su
 from skydelta.stages.psfpixels import significant
 from skydelta.stages.psfprofile import ProfileField, Terms
 from skydelta.stages.psfwidths import consistent_widths
-from skydelta.stages.stars import SIGMA_TO_FWHM, median
+from skydelta.stages.robust import median
+from skydelta.stages.stars import SIGMA_TO_FWHM
 
 ROUNDS = 4
 """Times fluxes, clipping and model are improved in turn."""

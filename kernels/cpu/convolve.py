@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft
 
-from skydelta.kernels.convolve import gaussian_taps
+from skydelta.kernels.convolve import filling_taps
 from skydelta.kernels.cpu.jit import inline, parallel, prange
 from skydelta.kernels.polynomial import chebyshev, polynomial_exponents
 
@@ -166,5 +166,5 @@ def fill_masked(
     image: np.ndarray, variance: np.ndarray, good: np.ndarray, sigma: float
 ) -> tuple[np.ndarray, np.ndarray]:
     out = np.empty(image.shape, np.float32), np.empty(image.shape, np.float32)
-    _fill_masked(image, variance, good, gaussian_taps(sigma), *out)
+    _fill_masked(image, variance, good, filling_taps(sigma), *out)
     return out

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
-from skydelta.kernels.convolve import FIELD_ROWS, gaussian_taps
+from skydelta.kernels.convolve import FIELD_ROWS, filling_taps
 from skydelta.kernels.core.module import kernel
 from skydelta.kernels.polynomial import chebyshev, polynomial_exponents
 
@@ -64,7 +64,7 @@ def convolve_field(plane: Array, images: np.ndarray, u: np.ndarray, v: np.ndarra
 
 def fill_masked(image: Array, variance: Array, good: Array, sigma: float) -> tuple[Array, Array]:
     backend = backend_of(image)
-    taps, (h, w) = gaussian_taps(sigma), image.shape
+    taps, (h, w) = filling_taps(sigma), image.shape
     out = backend.xp.empty(image.shape, np.float32), backend.xp.empty(image.shape, np.float32)
     side, scalars = SIDE + len(taps) - 1, [np.int32(i) for i in (h, w, len(taps) // 2)]
     shared = 4 * side * (side + SIDE)

@@ -11,18 +11,18 @@ from pydantic import Field
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
-from skydelta.io.field import polynomial_exponents
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
 from skydelta.kernels.backend import Array, Backend, to_host
 from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, fill_masked
 from skydelta.kernels.masks import merge_masks
-from skydelta.kernels.polynomial import chebyshev
+from skydelta.kernels.polynomial import polynomial_plane
 from skydelta.kernels.significance import Planes
 from skydelta.kernels.subtract import DOUBT, SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.difference.score import score
 from skydelta.stages.noise import correlated_square, pair_noise
+from skydelta.stages.robust import levels
 
 VARIANCE_TILE = 32
 """One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
@@ -108,7 +108,7 @@ class Difference(Stage[DifferenceConfig]):
         filled, filled_variance = fill_masked(moved.image, moved.variance, good_moved)
         u_, v = kernel.domain.uv(np.arange(moved.shape[1]), np.arange(moved.shape[0]))
         convolved = convolve_field(filled, kernel.images, u_, v, kernel.order)
-        convolved += _background(backend, kernel, u_, v)
+        convolved += polynomial_plane(backend, kernel.background, kernel.background_order, u_, v)
         local = _tile_kernels(backend, kernel, moved.shape)
         spread = convolve_tiles(filled_variance, correlated_square(local, rho_moved), VARIANCE_TILE)
         leak, lost = bad_reach(_doubt(moved, filled, good_moved), good_moved, local, VARIANCE_TILE)
@@ -200,8 +200,11 @@ class Difference(Stage[DifferenceConfig]):
         sample = np.s_[::every, ::every]
         ok = good[sample]
         z = xp.stack([image[sample] / xp.sqrt(variance[sample]), snr[sample]])
-        spread = _robust_std(xp, xp.where(ok & xp.isfinite(z), z, np.float32(np.nan)).reshape(2, -1))
-        share, noise, score_std = to_host(xp.concatenate([good.mean(dtype=np.float64)[None], spread])).tolist()
+        # of the whole field, sources included: checks, never divisors
+        spread = [levels(row)[1:2] for row in xp.where(ok & xp.isfinite(z), z, np.float32(np.nan))]
+        count = xp.count_nonzero(good).reshape(1).astype(np.float64)
+        number, noise, score_std = to_host(xp.concatenate([count, *spread])).tolist()
+        share = number / good.size
         ctx.metric("usable_fraction", share)
         if not np.isfinite(noise):
             raise InputError("difference: no pixel is usable in both images")
@@ -222,28 +225,6 @@ def _doubt(moved: Exposure, filled: Array, good: Array) -> Array:
     mask = moved.backend.xp.zeros(moved.shape, np.int32) if moved.mask is None else moved.mask
     saturated = moved.planes.bit("SAT")
     return DOUBT(good=good, filled=filled, image=moved.image, mask=mask, saturated=saturated, hidden=HIDDEN)["doubt"]
-
-
-def _robust_std(xp: Any, values: Array) -> Array:
-    """1.4826 MAD of each row (k, n), NaN left out: of the whole field, sources included, a check, never a divisor."""
-
-    def median(rows: Array) -> Array:
-        rows = xp.sort(rows, axis=1)  # NaN last
-        count = xp.isfinite(rows).sum(axis=1, keepdims=True)
-        low, high = (xp.take_along_axis(rows, k, axis=1) for k in (xp.maximum(count - 1, 0) // 2, count // 2))
-        return 0.5 * (low + high)
-
-    return 1.4826 * median(xp.abs(values - median(values)))[:, 0].astype(np.float64)
-
-
-def _background(backend: Backend, kernel: MatchKernel, u_: np.ndarray, v: np.ndarray) -> Array:
-    """The differential background as a float32 plane, from its one-dimensional factors."""
-    order = kernel.background_order
-    table = np.zeros((order + 1, order + 1))
-    for (i, j), g in zip(polynomial_exponents(order), kernel.background, strict=True):
-        table[j, i] = g
-    rows = backend.asarray(np.stack(chebyshev(v, order), axis=1) @ table)
-    return (rows @ backend.asarray(np.stack(chebyshev(u_, order)))).astype(np.float32)
 
 
 def _tile_kernels(backend: Backend, kernel: MatchKernel, shape: tuple[int, int]) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial import cKDTree
 
+from skydelta.stages.robust import median
 from skydelta.stages.stars import Stars
 
 SEARCH = 25.0
@@ -84,14 +85,14 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
     most = np.flatnonzero(votes == votes.max())
     best = offsets[most[np.argmin((offsets[most] ** 2).sum(axis=1))]]
-    centre = _median(offsets[((offsets - best) ** 2).sum(axis=1) < 1.0])
+    centre = median(offsets[((offsets - best) ** 2).sum(axis=1) < 1.0])
     take = ((offsets - centre) ** 2).sum(axis=1) < max(tolerance, 1.5) ** 2
     off, at = offsets[take], s[i][take]
-    dx, dy = _median(off)
+    dx, dy = median(off)
     rms = float(1.4826 * np.median(np.abs(off - (dx, dy))))
     cell = (at[:, 1] * 3 // shape[0]).astype(int) * 3 + (at[:, 0] * 3 // shape[1]).astype(int)
     cells = [off[cell == c] for c in np.flatnonzero(np.bincount(cell, minlength=9) >= ENOUGH)]
-    medians = [float(np.hypot(*_median(c))) for c in cells]
+    medians = [float(np.hypot(*median(c))) for c in cells]
     ratio = float(np.median(fs[i][take] / fr[j][take]))
     return Registration(
         float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio, expected
@@ -111,10 +112,3 @@ def near_pairs(s: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     j = order[np.arange(len(i)) + np.repeat(first - np.cumsum(count) + count, count)]
     near = ((s[i] - r[j]) ** 2).sum(axis=1) <= SEARCH**2
     return i[near], j[near]
-
-
-def _median(points: np.ndarray) -> np.ndarray:
-    """Median of each column of points (n, 2), n > 0."""
-    n = len(points)
-    ordered = np.sort(points, axis=0)
-    return 0.5 * (ordered[(n - 1) // 2] + ordered[n // 2])

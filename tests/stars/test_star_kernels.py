@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
+from skydelta.kernels.convolve import gaussian_taps
 from skydelta.kernels.stars import (
-    gaussian_taps,
     light_peaks,
     neighbours,
     ring_medians,

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from skydelta.kernels.stars import gaussian_taps
+from skydelta.kernels.convolve import gaussian_taps
 
 SHAPES = [(64, 64), (37, 53), (1, 70), (130, 3), (97, 129), (5, 9)]
 HOST = ("taps",)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Medians and spreads against NumPy's and SciPy's."""
+
+import numpy as np
+import pytest
+from scipy.stats import median_abs_deviation
+
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.polynomial import polynomial_plane, polynomial_terms
+from skydelta.stages.robust import levels, median
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (100,), (1, 2), (9, 2), (10, 3)])
+def test_median_is_that_of_numpy(rng, shape):
+    values = rng.normal(size=shape)
+    np.testing.assert_array_equal(median(values), np.median(values, axis=0))
+
+
+@pytest.mark.parametrize("missing", [0, 1, 37])
+def test_levels_leave_missing_numbers_out_and_their_input_alone(rng, missing):
+    plane = rng.normal(3, 2, (41, 30)).astype(np.float32)
+    plane.ravel()[rng.permutation(plane.size)[:missing]] = np.nan
+    before = plane.copy()
+    middle, spread, limit = levels(plane, 4.0, 1.0)
+    known = plane[np.isfinite(plane)].astype(float)
+    assert middle == pytest.approx(np.median(known), rel=1e-6)
+    assert spread == pytest.approx(1.4826 * median_abs_deviation(known), rel=1e-6)
+    assert limit == pytest.approx(middle + 4 * spread, rel=1e-6)
+    np.testing.assert_array_equal(plane, before)
+
+
+def test_without_a_number_there_are_no_levels():
+    assert np.isnan(levels(np.full((3, 4), np.nan, np.float32))).all()
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 4])
+def test_a_polynomial_plane_is_the_sum_of_its_terms(rng, order):
+    u, v = np.linspace(-1, 1, 23), np.linspace(-1, 1, 17)
+    terms = polynomial_terms(*np.meshgrid(u, v), order)
+    coefficients = rng.normal(size=len(terms))
+    made = polynomial_plane(CPU, coefficients, order, u, v)
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, np.tensordot(coefficients, terms, axes=1), atol=2e-6)
