@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from astropy.wcs import WCS, Sip
+from events import copy_rate, milliseconds
 from scipy import ndimage
 
 from skydelta.io.exposure import Exposure
@@ -105,12 +106,11 @@ def on_device(image: Exposure, onto: Exposure) -> None:
     tables = [device.asarray(t) for t in (grid.nodes, grid.cells, grid.exact)]
     p = image.planes
     bits = MaskBits(p.bit(*FILL), p.bit(*GROW), *(p.bit(name) for name in ("BAD", "NO_DATA", "EDGE", "INTERP")))
-    plain, out = xp.zeros(1 << 28, xp.uint8), xp.empty(1 << 28, xp.uint8)
-    speed = 2 * plain.nbytes / (1e-3 * milliseconds(xp, lambda: xp.copyto(out, plain)))
-    print(f"\n{xp.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {n} x {n} px, copy {speed / 1e12:.2f} TB/s")
+    speed = copy_rate()
+    print(f"\n{xp.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {n} x {n} px, copy {speed / 1e3:.2f} TB/s")
 
     def show(name: str, ms: float, bytes_per_pixel: float) -> None:
-        floor = 1e3 * bytes_per_pixel * n**2 / speed
+        floor = bytes_per_pixel * n**2 / speed / 1e6
         print(f"  {name:<40} {ms:8.3f} ms, {ms / floor:5.2f} x the floor of {floor:.3f} ms")
 
     prepare, gather = implementation(PREPARE, device), implementation(RESAMPLE, device)
@@ -127,23 +127,8 @@ def on_device(image: Exposure, onto: Exposure) -> None:
             return gather(values, there.variance, work, *tables, shape=grid.shape, method=number, flux=False, bits=bits)
 
         if method in ("nearest", "bspline3"):
-            show(f"{PREPARE.name} ({'spline' if spline else 'fill'})", milliseconds(xp, fill), PREPARE.bytes_per_pixel)
-        show(f"{RESAMPLE.name} {method}", milliseconds(xp, move), RESAMPLE.bytes_per_pixel)
-
-
-def milliseconds(xp: Any, work: Callable[[], Any], repeats: int = 20) -> float:
-    """Median over repeats, between events on the current stream."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeats):
-        start, end = xp.cuda.Event(), xp.cuda.Event()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(xp.cuda.get_elapsed_time(start, end))
-    return float(np.median(times))
+            show(f"{PREPARE.name} ({'spline' if spline else 'fill'})", milliseconds(fill), PREPARE.bytes_per_pixel)
+        show(f"{RESAMPLE.name} {method}", milliseconds(move), RESAMPLE.bytes_per_pixel)
 
 
 def main() -> None:

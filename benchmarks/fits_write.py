@@ -21,6 +21,7 @@ from pathlib import Path
 import numba
 import numpy as np
 from astropy.io import fits
+from events import copy_rate, milliseconds
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
@@ -89,33 +90,9 @@ def seconds(run, repeat, synchronize=lambda: None):
     return float(np.median(times))
 
 
-def milliseconds(run, repeat):
-    """Median time of a run between CUDA events, after two that are not counted."""
-    cp = cupy()
-    run()
-    run()
-    times = []
-    for _ in range(max(repeat, 5)):
-        a, b = cp.cuda.Event(), cp.cuda.Event()
-        a.record()
-        run()
-        b.record()
-        b.synchronize()
-        times.append(cp.cuda.get_elapsed_time(a, b))
-    return float(np.median(times))
-
-
-def copy_rate(repeat):
-    """Bytes read and written by a device copy of 1 GiB over its time, GB/s."""
-    cp = cupy()
-    source = cp.random.random(2**28, dtype=cp.float32)
-    target = cp.empty_like(source)
-    return 2 * source.nbytes / milliseconds(lambda: cp.copyto(target, source), repeat) / 1e6
-
-
-def kernel_times(arrays, backend, repeat):
+def kernel_times(arrays, backend):
     """The encoders alone: ms, GB/s of pixels, and times the device's copy of the least bytes to move."""
-    copy = copy_rate(repeat)
+    copy = copy_rate()
     image = backend.asarray(arrays["float32"])
     short = backend.asarray(arrays["uint16"]).view(np.int16)
     tile = (1, image.shape[1])
@@ -136,7 +113,7 @@ def kernel_times(arrays, backend, repeat):
     }
     out = {"copy_GB_per_s": round(copy, 1)}
     for name, (run, pixels, moved) in runs.items():
-        ms = milliseconds(run, repeat)
+        ms = milliseconds(run)
         out[name] = {
             "ms": round(ms, 4),
             "GB_per_s_of_pixels": round(pixels.nbytes / ms / 1e6, 1),
@@ -192,7 +169,7 @@ def main():
     }
     if backend.is_gpu:
         result["device"] = cupy().cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
-        result["kernels"] = kernel_times(arrays, backend, a.repeat)
+        result["kernels"] = kernel_times(arrays, backend)
         print(json.dumps(result["kernels"], indent=1))
     if a.out:
         a.out.parent.mkdir(parents=True, exist_ok=True)

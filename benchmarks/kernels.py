@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from events import copy_rate, milliseconds
 
 from skydelta.kernels.backend import cupy, resolve
 from skydelta.kernels.core.fused import chains
@@ -24,29 +25,6 @@ PSF["star_stamps"] = (300, 16)  # a half-size
 STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (25, 2), "subtract_lobes": (25, 25), "spline_coefficients": (25, 25)}
 STAMPS |= PSF
 COPIES = {"fit_lobes": 42}  # 24 dipole stamps a case
-
-
-def milliseconds(run, repeat):
-    cp = cupy()
-    run()
-    run()
-    times = []
-    for _ in range(repeat):
-        a, b = cp.cuda.Event(), cp.cuda.Event()
-        a.record()
-        run()
-        b.record()
-        b.synchronize()
-        times.append(cp.cuda.get_elapsed_time(a, b))
-    return float(np.median(times))
-
-
-def copy_rate():
-    """Bytes read and written by a device copy of 1 GiB over its time, TB/s."""
-    cp = cupy()
-    source = cp.random.random(2**28, dtype=cp.float32)
-    target = cp.empty_like(source)
-    return 2 * source.nbytes / milliseconds(lambda: cp.copyto(target, source), 20) / 1e9
 
 
 def main():
@@ -89,12 +67,12 @@ def main():
             if name in PSF
             else len(next(iter(values.values()))) * STAMPS[name][name == "stamp_basis"] ** 2
         )
-        floor = per_pixel * pixels / copy / 1e9
+        floor = per_pixel * pixels / copy / 1e6
         ratio = round(ms / floor, 2) if floor > 0 else None  # a case may have nothing to move at this size
         rows[name] = {"ms": round(ms, 4), "floor_ms": round(floor, 4), "ratio": ratio, "shape": shape}
     result = {
         "device": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "copy_TB_per_s": round(copy, 3),
+        "copy_TB_per_s": round(copy / 1e3, 3),
         "dtype": "float32",
         "state": "warm",
         "kernels": rows,

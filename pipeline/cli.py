@@ -251,7 +251,7 @@ def doctor(warm: bool, device: str) -> None:
     findings = examine(device)
     _print_table("doctor", ["", "found", "verdict"], [[f.name, f.value, f.verdict] for f in findings])
     if warm:
-        click.echo("compiling all kernels once (about a minute) ...")
+        click.echo("compiling all kernels once (a few minutes) ...")
         click.echo(f"done in {warm_up(device):.0f} s")
     if any(f.refused for f in findings):
         sys.exit(int(ExitCode.DEVICE))

@@ -119,7 +119,7 @@ def main() -> int:
     try:
         backend = resolve()
         console.print(f"[bold]skydelta demo[/] on {backend.name}")
-        console.print("compiling the kernels, once on this machine (about a minute the first time) ...")
+        console.print("compiling the kernels, once on this machine (a few minutes the first time) ...")
         console.print(f"kernels ready after {warm_up():.0f} s")
         shutil.rmtree(FOLDER, ignore_errors=True)
         console.print("simulating a pair with known truth ...")

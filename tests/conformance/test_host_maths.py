@@ -19,22 +19,11 @@ from cases import (
     stamp_basis,
     subtract_lobes,
 )
+from support_conformance import close, reference
 
 from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import C_TYPES, chains
-from skydelta.kernels.core.spec import registry, resolve_target
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
-
-KERNELS = registry()
-
-
-def reference(name, arguments):
-    return resolve_target(KERNELS[name].reference)(**arguments)
-
-
-def close(got, want, name):
-    tolerance = KERNELS[name].tolerance
-    np.testing.assert_allclose(got, want, rtol=tolerance.relative, atol=tolerance.absolute)
 
 
 def test_every_file_is_tried():

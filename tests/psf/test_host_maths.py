@@ -5,19 +5,7 @@ import numpy as np
 import pytest
 import support_host_cuda
 from cases import compare_stars, pixel_departure, profile_sums, star_stamps
-
-from skydelta.kernels.core.spec import registry, resolve_target
-
-KERNELS = registry()
-
-
-def reference(name, arguments):
-    return resolve_target(KERNELS[name].reference)(**arguments)
-
-
-def close(got, want, name):
-    tolerance = KERNELS[name].tolerance
-    np.testing.assert_allclose(got, want, rtol=tolerance.relative, atol=tolerance.absolute)
+from support_conformance import close, reference
 
 
 def run_psf(tmp_path, body, inputs, outputs):

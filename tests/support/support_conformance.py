@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skydelta.kernels.backend import to_host
-from skydelta.kernels.core.spec import registry
+from skydelta.kernels.core.spec import registry, resolve_target
 
 KERNELS = registry()
 
@@ -57,3 +57,14 @@ def assert_agree(name, got, want):
             np.testing.assert_allclose(a, b, rtol=tolerance.relative, atol=tolerance.absolute, err_msg=path)
         else:
             np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+def reference(name, arguments):
+    """What the reference of a kernel makes of these arguments."""
+    return resolve_target(KERNELS[name].reference)(**arguments)
+
+
+def close(got, want, name):
+    """Arrays agree within the tolerance of a kernel."""
+    tolerance = KERNELS[name].tolerance
+    np.testing.assert_allclose(got, want, rtol=tolerance.relative, atol=tolerance.absolute)
