@@ -76,8 +76,8 @@ class _File:
             self._file = path.open("rb", buffering=0)
         except FileNotFoundError:
             raise InputError(f"{path}: no such file") from None
-        except OSError as e:
-            raise InputError(f"{path}: cannot be opened: {e.strerror}") from None
+        except (OSError, ValueError) as e:
+            raise InputError(f"{path}: cannot be opened: {getattr(e, 'strerror', e)}") from None
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
@@ -139,7 +139,7 @@ def open_path(path: Path) -> Content:
     InputError
         Missing, a directory or unreadable.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path}: is a directory; a file is needed")
     return _File(path)
 
@@ -212,9 +212,10 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
         The folder is missing or cannot be written, the disk is full, or ``path`` is there and no regular file.
     """
     temporary, asked = None, path
-    if path.is_symlink():
+    # os.path answers where pathlib raises: a folder above may be closed, a name too long
+    if os.path.islink(path):
         path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise InputError(f"{asked}: cannot be written: it is a device or a pipe; a regular file is needed")
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -225,8 +226,8 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
         _flush_folder(path.parent)
-    except OSError as e:
-        raise InputError(f"{asked}: cannot be written: {e.strerror or e}") from None
+    except (OSError, ValueError) as e:
+        raise InputError(f"{asked}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def _open(source: str | Path) -> tuple[str, Path, str]:
     path = Path(source)
     if isinstance(source, str) and source in shipped():
         return source, Path.cwd(), text_of(source)
-    if isinstance(source, str) and not path.suffix and not path.exists():
+    if isinstance(source, str) and not path.suffix and not os.path.exists(path):
         raise ConfigError(f"workflow {source!r}: no such file, and the shipped ones are {', '.join(shipped())}")
     try:
         return str(source), path.absolute().parent, path.read_text(encoding="utf-8")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -219,7 +220,7 @@ def role(hdu: Hdu) -> str | None:
 def split_extension(source: str) -> tuple[str, str | None]:
     """``FILE[EXT]`` to (FILE, EXT); a file of that very name wins."""
     match = _EXTENSION.match(source)
-    if match is None or (not is_url(source) and Path(source).exists()):
+    if match is None or (not is_url(source) and os.path.exists(source)):
         return source, None
     return match["file"], match["ext"]
 

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from astropy.io import fits
 
+import skydelta
+from skydelta.errors import InputError
 from skydelta.io import storage
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
@@ -38,15 +41,21 @@ while True:
 _ONCE = """
 import resource
 import sys
+import tempfile
+from pathlib import Path
 import numpy as np
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
-if sys.argv[3] != "0":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+compression = None if sys.argv[2] == "None" else sys.argv[2]
 image = np.random.default_rng(1).normal(100, 3, (500, 400)).astype(np.float32)
+if sys.argv[3] != "0":
+    # the kernels are compiled, and kept in files, before the limit on files
+    with tempfile.TemporaryDirectory() as folder:
+        write(Exposure(image[:20, :20]), Path(folder, "e.fits"), compression)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 try:
-    write(Exposure(image), sys.argv[1], None if sys.argv[2] == "None" else sys.argv[2])
+    write(Exposure(image), sys.argv[1], compression)
 except InputError as e:
     sys.exit(str(e))
 """
@@ -115,13 +124,33 @@ def test_no_room(tmp_path, compression):
     assert os.listdir(tmp_path) == ["e.fits"]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    """As a user without rights: root may write anywhere."""
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | 0o055)
-    folder.chmod(0o555)
+@pytest.mark.parametrize(
+    ("name", "why"), [("x" * 300 + ".fits", os.strerror(errno.ENAMETOOLONG)), ("a\0b.fits", "embedded null byte")]
+)
+def test_a_name_that_no_file_can_have(tmp_path, name, why):
+    path = tmp_path / name
+    with pytest.raises(InputError) as said:
+        write(Exposure(np.zeros((9, 9), np.float32)), path)
+    assert str(said.value) == f"{path}: cannot be written: {why}"
+    for source in (path, f"{path}[SCI]"):
+        with pytest.raises(InputError) as said:
+            skydelta.read(source)
+        assert f"cannot be opened: {why}" in str(said.value)
+
+
+@pytest.mark.parametrize("above", (0o755, 0o700), ids=("cannot be written", "cannot be entered"))
+def test_a_folder_that_cannot_be_written(above):
+    """As a user without rights: root may write anywhere. Behind a closed folder even a look at the path is refused."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        folder = parent / "closed"
+        folder.mkdir()
+        folder.chmod(0o555)
+        parent.chmod(above)
+        _refused_by_its_folder(folder)
+
+
+def _refused_by_its_folder(folder):
     process = child(_UNPRIVILEGED, folder / "e.fits")
     _, said = process.communicate(timeout=120)
     assert said == f"{folder / 'e.fits'}: cannot be written: {os.strerror(errno.EACCES)}\n"
