@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``skydelta run``: the items of a workflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from skydelta.pipeline.commands.running import RUN_OPTIONS, run_workflow
+from skydelta.pipeline.console import reporting
+
+
+@click.command()
+@click.argument("workflow")
+@RUN_OPTIONS
+@click.option("--limit", type=click.IntRange(1), help="Only the first items.")
+@reporting
+def run(
+    workflow: str,
+    out: Path,
+    device: str | None,
+    set_: tuple[str, ...],
+    overwrite: bool,
+    dry_run: bool,
+    no_progress: bool,
+    limit: int | None,
+) -> None:
+    """Run WORKFLOW, a TOML file or the name of a shipped one. Items that are done already are not run again."""
+    run_workflow(
+        workflow,
+        inputs=None,
+        out=out,
+        device=device,
+        set_=set_,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        progress=not no_progress,
+        limit=limit,
+    )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the commands that run workflows share: options, the plan, the result."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skydelta.errors import ExitCode
+from skydelta.pipeline.console import options, print_table
+
+if TYPE_CHECKING:
+    from skydelta.pipeline.runner import RunResult
+
+RUN_OPTIONS = options(
+    click.option(
+        "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the run."
+    ),
+    click.option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N."),
+    click.option("--set", "set_", multiple=True, metavar="PATH=VALUE", help="Override, e.g. steps.match.order=3."),
+    click.option("--overwrite", is_flag=True, help="Run every item again, whatever the folder holds."),
+    click.option("--dry-run", is_flag=True, help="Show the plan, its memory and problems, and stop."),
+    click.option("--no-progress", is_flag=True, help="No progress bar."),
+)
+
+
+def run_workflow(
+    source: str,
+    *,
+    inputs: dict[str, str | Path] | None,
+    out: Path,
+    device: str | None,
+    set_: tuple[str, ...],
+    overwrite: bool,
+    dry_run: bool,
+    progress: bool,
+    id_: str | None = None,
+    limit: int | None = None,
+) -> None:
+    """Run a workflow, or show its plan; ends the process with the exit code of the run."""
+    from skydelta.pipeline.workflow import load
+
+    flow = load(source, set_=set_, inputs=inputs, device=device)
+    if dry_run:
+        show_plan(flow, id_)
+        return
+    from skydelta.pipeline import runner
+
+    result = runner.run(
+        flow, out=out, overwrite=overwrite, id_=id_, progress=progress and sys.stderr.isatty(), limit=limit
+    )
+    _show_result(result)
+    sys.exit(int(result.exit_code))
+
+
+def show_plan(flow: Any, id_: str | None) -> None:
+    """Print the plan of a workflow; problems end the process."""
+    from skydelta.pipeline.plan import plan
+
+    p = plan(flow, id_)
+    print_table(
+        f"plan of {flow.name}",
+        ["step", "stage", "takes", "gives"],
+        [
+            [b.step.id, b.step.stage.name, ", ".join(dict.fromkeys(b.inputs.values())), ", ".join(b.outputs.values())]
+            for b in p.bound
+        ],
+    )
+    click.echo(f"items: {len(p.items)} ({', '.join(i.id for i in p.items[:5])}{', ...' if len(p.items) > 5 else ''})")
+    click.echo(f"device: {p.backend.name} ({p.why})")
+    click.echo(f"read: {p.bytes_read / 1e6:.1f} MB; peak memory of an item: about {p.memory / 1e6:.0f} MB")
+    for problem in p.problems:
+        click.echo(f"problem: {problem}", err=True)
+    if p.problems:
+        sys.exit(int(ExitCode.NOTHING_USABLE))
+
+
+def _show_result(result: RunResult) -> None:
+    for r in result.receipts:
+        metrics: dict[str, Any] = {}
+        for step in r["steps"]:
+            metrics |= step["metrics"]
+        rows = [[s["id"], f"{s['seconds']:.2f}", f"{s['cpu_seconds']:.2f}"] for s in r["steps"]]
+        rows.append(["all", f"{r['seconds']:.2f}", f"{sum(s['cpu_seconds'] for s in r['steps']):.2f}"])
+        if len(result.receipts) == 1:
+            print_table(f"{r['id']} on {r['device']['used']}", ["step", "seconds", "CPU seconds"], rows)
+        found = metrics.get("candidates")
+        status = r["status"] + (" already" if r.get("resumed") else "")
+        click.echo(f"{r['id']}: {status}" + ("" if found is None else f", {found} candidates"))
+        for name, text in {k: v for s in r["steps"] for k, v in s["flags"].items()}.items():
+            click.echo(f"  flag {name}: {text}")
+        if r.get("error"):
+            click.echo(f"skydelta: {r['error']['message']}", err=True)
+    failed = sum(r["status"] == "failed" for r in result.receipts)
+    if len(result.receipts) > 1:
+        click.echo(f"{len(result.receipts) - failed} done, {failed} failed")
+    click.echo(f"report: {result.report}")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``skydelta simulate``: a pair with known truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skydelta.pipeline.console import print_config, reporting
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option("--list", "list_", is_flag=True, help="Show all settings and stop.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier pair in OUT.")
+@click.pass_context
+@reporting
+def simulate(ctx: click.Context, out: Path | None, list_: bool, overwrite: bool) -> None:
+    """Write a simulated science/reference pair with known truth into OUT.
+
+    Every setting of the scene is an option: --size 1024 --seed 2 --same-grid; --list shows them all.
+    """
+    from skydelta.errors import ConfigError
+    from skydelta.pipeline.simulate import SimulationConfig
+    from skydelta.pipeline.simulate import simulate as make
+
+    if list_:
+        print_config("simulate", SimulationConfig)
+        return
+    if out is None:
+        raise ConfigError("simulate: OUT is missing, the folder to write to")
+    truth = make(out, overwrite, **_settings(ctx.args))
+    click.echo(f"{truth.science}\n{truth.reference}\n{truth.table}")
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    """``--key value`` pairs as keywords; a key without a value is true, values are TOML or plain words."""
+    import tomllib
+
+    from skydelta.errors import ConfigError
+
+    out: dict[str, Any] = {}
+    i = 0
+    while i < len(words):
+        if not words[i].startswith("--"):
+            raise ConfigError(f"simulate: {words[i]!r}: --key value is needed")
+        key, sep, text = words[i][2:].partition("=")
+        if not sep and i + 1 < len(words) and not words[i + 1].startswith("--"):
+            i += 1
+            text = words[i]
+        try:
+            out[key.replace("-", "_")] = tomllib.loads(f"v = {text or 'true'}")["v"]
+        except tomllib.TOMLDecodeError:
+            out[key.replace("-", "_")] = text
+        i += 1
+    return out

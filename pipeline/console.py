@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What all commands do alike: errors as one line and an exit code, groups of options, tables."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from skydelta.errors import ExitCode, SkydeltaError
+
+
+def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn our own errors into one line and their exit code, and Ctrl-C into 130."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **keywords: Any) -> Any:
+        try:
+            return command(*args, **keywords)
+        except SkydeltaError as e:
+            click.echo(f"skydelta: {e}", err=True)
+            sys.exit(int(e.exit_code))
+        except KeyboardInterrupt:
+            click.echo("skydelta: interrupted; the same command goes on where it stopped", err=True)
+            sys.exit(int(ExitCode.INTERRUPTED))
+
+    return wrapped
+
+
+def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
+    """Several decorators as one, in the order of the help text."""
+
+    def apply(command: Callable[..., Any]) -> Callable[..., Any]:
+        for d in reversed(decorators):
+            command = d(command)
+        return command
+
+    return apply
+
+
+def print_table(title: str, heads: list[str], rows: list[list[str]]) -> None:
+    """Print rows of cells under their heads, as wide as the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left")
+    for head in heads:
+        table.add_column(escape(head), overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file has no edge to wrap at
+    console.print(table)
+
+
+def print_config(name: str, model: Any) -> None:
+    """Print the settings of a configuration model: key, type, default, meaning."""
+    from skydelta.stages.base import describe
+
+    rows = [[f.name, f.type, f.default, f.description] for f in describe(model)]
+    print_table(f"{name}: configuration", ["key", "type", "default", "meaning"], rows)
