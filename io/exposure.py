@@ -11,10 +11,12 @@ import numpy as np
 from astropy import units as u
 from astropy.io import fits
 from astropy.wcs import WCS
+from astropy.wcs.wcsapi import SlicedLowLevelWCS
 
 from skydelta.errors import InputError
 from skydelta.io.planes import MaskPlanes
 from skydelta.io.psf import Psf
+from skydelta.io.sky import low_level, sky_type
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.usable import usable_pixels
@@ -33,8 +35,8 @@ class Exposure:
     mask : int32 (H, W) or None
         Bit planes named by ``planes``; 0 is good.
     planes : MaskPlanes
-    wcs : astropy.wcs.WCS or None
-        Celestial, of this array (0-based pixel (0, 0) is the first pixel of ``image``).
+    wcs : astropy.wcs.WCS, an object of astropy's shared WCS interface (APE 14; GWCS), or None
+        Of this array: 0-based pixel (0, 0) is the first pixel of ``image``. Only an astropy.wcs.WCS can be written.
     psf : Psf or None
     unit : astropy unit or None
     header : astropy.io.fits.Header
@@ -50,7 +52,7 @@ class Exposure:
     variance: Array | None = None
     mask: Array | None = None
     planes: MaskPlanes = field(default_factory=MaskPlanes)
-    wcs: WCS | None = None
+    wcs: Any = None
     psf: Psf | None = None
     unit: u.UnitBase | None = None
     header: fits.Header = field(default_factory=fits.Header)
@@ -137,7 +139,7 @@ class Exposure:
             image=self.image[s],
             variance=None if self.variance is None else self.variance[s],
             mask=None if self.mask is None else self.mask[s],
-            wcs=None if self.wcs is None else self.wcs.slice(s),
+            wcs=None if self.wcs is None else _cut(self.wcs, s),
             psf=None if self.psf is None else self.psf.moved(box.y0, box.x0),
             origin=(self.origin[0] + box.y0, self.origin[1] + box.x0),
         )
@@ -179,8 +181,13 @@ class Exposure:
             "unit": self.unit,
             "variance": self.variance is not None,
             "planes": ", ".join(self.planes) if self.mask is not None else None,
-            "wcs": self.wcs.wcs.ctype[0] if self.wcs is not None else None,
+            "wcs": None if self.wcs is None else sky_type(self.wcs),
             "psf": type(self.psf).__name__ if self.psf is not None else None,
         }
         cells = "".join(f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
         return f"<table><caption>Exposure {html.escape(self.id)}</caption>{cells}</table>"
+
+
+def _cut(wcs: Any, s: tuple[slice, slice]) -> Any:
+    """The WCS of a part of its array."""
+    return wcs.slice(s) if isinstance(wcs, WCS) else SlicedLowLevelWCS(low_level(wcs), s)

@@ -177,8 +177,10 @@ def wcs_cards(wcs: WCS) -> tuple[fits.Header, list[fits.ImageHDU]]:
     Raises
     ------
     InputError
-        The cards do not give the same map to `ROUND_TRIP`.
+        The cards do not give the same map to `ROUND_TRIP`, or the object has none.
     """
+    if not isinstance(wcs, WCS):
+        raise InputError(f"a WCS of type {type(wcs).__name__} cannot be written: it has no header cards")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         has_tables = any(t is not None for t in (wcs.cpdis1, wcs.cpdis2, wcs.det2im1, wcs.det2im2))

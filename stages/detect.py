@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import ICRS
-from astropy.wcs import WCS
-from astropy.wcs.utils import wcs_to_celestial_frame
 from pydantic import Field
 from scipy.spatial import cKDTree
 
@@ -18,6 +15,7 @@ from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
+from skydelta.io.sky import icrs_positions
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.kernels.detect import components, extrema
@@ -395,20 +393,4 @@ def _catalog(image: Exposure, o: Objects, flags: np.ndarray) -> Catalog:
 
 def sky_positions(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ra, dec (degrees, ICRS) of 0-based pixel positions."""
-    assert image.wcs is not None
-    if _is_icrs(image.wcs):  # a coordinate object takes a millisecond to make
-        world = image.wcs.pixel_to_world_values(x, y)
-        return np.asarray(world[image.wcs.wcs.lng], float) % 360.0, np.asarray(world[image.wcs.wcs.lat], float)
-    sky = image.wcs.pixel_to_world(x, y)
-    icrs = sky.icrs if hasattr(sky, "icrs") else sky.transform_to("icrs")
-    return np.asarray(icrs.ra.deg, float), np.asarray(icrs.dec.deg, float)
-
-
-def _is_icrs(wcs: WCS) -> bool:
-    """Whether sky positions are ICRS as they are; where the cards say so plainly no frame is made to find out."""
-    w = wcs.wcs
-    if w.radesys == "ICRS" and w.lng >= 0 and w.lat >= 0:
-        names = w.ctype
-        if names[w.lng].startswith("RA--") and names[w.lat].startswith("DEC-"):
-            return True
-    return isinstance(wcs_to_celestial_frame(wcs), ICRS)
+    return icrs_positions(image.wcs, x, y)

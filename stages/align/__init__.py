@@ -13,6 +13,7 @@ from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import Psf
+from skydelta.io.sky import low_level
 from skydelta.kernels.backend import Array
 from skydelta.kernels.resample import MaskBits, PixelMap, Resampled, resample
 from skydelta.stages.align.mapping import pixel_map, shift_map
@@ -60,7 +61,7 @@ class Align(Stage[AlignConfig]):
         No WCS, a frame that cannot be transformed, or no overlap.
     """
 
-    name, version = "align", 1
+    name, version = "align", 2
     inputs = {"image": Port(Exposure, "image to move"), "onto": Port(Exposure, "image whose grid is wanted")}
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 
@@ -119,7 +120,7 @@ class Align(Stage[AlignConfig]):
                 raise InputError(f"align: aligned=True, but image has shape {image.shape} and onto {onto.shape}")
             return shift_map(onto.shape, image.shape)
         for name, e in (("image", image), ("onto", onto)):
-            if e.wcs is None or not e.wcs.has_celestial:
+            if e.wcs is None or _nameless(e.wcs):
                 raise InputError(
                     f"align: {name} {e.id or ''}".rstrip() + " has no celestial WCS; pass aligned=True if both images "
                     "are on one grid, or register it first (a WCS in its header)"
@@ -133,6 +134,11 @@ class Align(Stage[AlignConfig]):
         return image.unit is not None and any(
             image.unit.is_equivalent(unit) for unit in (u.adu, u.electron, u.photon, u.count, u.DN, u.Jy)
         )
+
+
+def _nameless(wcs: Any) -> bool:
+    """Whether a WCS says of no axis what it measures."""
+    return not any(low_level(wcs).world_axis_physical_types)
 
 
 def _copied(

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from astropy.coordinates import BaseCoordinateFrame, SkyCoord
-from astropy.wcs import WCS, WCSCOMPARE_ANCILLARY, NoConvergence
-from astropy.wcs.utils import wcs_to_celestial_frame
 from scipy.ndimage import maximum_filter
 
-from skydelta.errors import InputError
+from skydelta.io.sky import low_level
 from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, PixelMap
+from skydelta.stages.align.cache import MAPS, same_wcs
+from skydelta.stages.align.chain import SkyChain
 
 FIRST_SPACING = 32
 LAST_SPACING = 8
@@ -25,12 +24,6 @@ GOAL = 0.01
 LEFT_OVER = 1 / 16
 """Cells are made no smaller when at most this part of them misses the goal."""
 
-INVERSE_TOLERANCE = 1e-8
-"""Convergence of the inverse distortion, px."""
-
-ROUND_TRIP = 1e-5
-"""A source position is believed when it maps back to the sky it came from to within this, source px."""
-
 Evaluate = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Target x, y to source x, y (float64, any shape); NaN where there is no map."""
 
@@ -41,8 +34,8 @@ _HALF = np.array([[-b * c * e / 6, a * c * e / 2, -a * b * e / 2, a * b * c / 6]
 
 
 def pixel_map(
-    source_wcs: WCS,
-    target_wcs: WCS,
+    source_wcs: Any,
+    target_wcs: Any,
     target_shape: tuple[int, int],
     source_shape: tuple[int, int],
     tolerance: float = 1e-4,
@@ -51,8 +44,8 @@ def pixel_map(
 
     Parameters
     ----------
-    source_wcs, target_wcs : astropy.wcs.WCS
-        Celestial, two axes.
+    source_wcs, target_wcs : astropy.wcs.WCS or any object of astropy's shared WCS interface (APE 14)
+        Two axes, on the sky or with the same physical types in both.
     target_shape, source_shape : (int, int)
         (H, W), px.
     tolerance : float
@@ -65,136 +58,17 @@ def pixel_map(
     Raises
     ------
     InputError
-        A frame that cannot be transformed, or a WCS that is not a celestial plane.
+        Axes that cannot be turned into each other, or are not two.
     """
-    if same_wcs(source_wcs, target_wcs):
+    source, target = low_level(source_wcs, "image"), low_level(target_wcs, "onto")
+    if same_wcs(source, target):
         return shift_map(target_shape, source_shape)
-    chain = SkyChain(source_wcs, target_wcs)
-    return control_grid(chain, target_shape, source_shape, tolerance, smooth=chain.smooth)
+    chain = SkyChain(source, target)
 
+    def make() -> PixelMap:
+        return control_grid(chain, target_shape, source_shape, tolerance, smooth=chain.smooth)
 
-def same_wcs(a: WCS, b: WCS) -> bool:
-    """Whether two WCS are the same in every lookup table, and in all numbers or at least in every card."""
-    if a is b:
-        return True
-    if not all(_same(getattr(a, n), getattr(b, n), _TABLE) for n in ("cpdis1", "cpdis2", "det2im1", "det2im2")):
-        return False
-    # the numbers themselves first: cards take a hundred times longer, and their digits are fewer
-    if a.wcs.compare(b.wcs, WCSCOMPARE_ANCILLARY) and _frame_cards(a) == _frame_cards(b) and _same(a.sip, b.sip, _SIP):
-        return True
-    cards = [{k: v for k, v in w.to_header(relax=True).items() if k not in _NOT_MAP} for w in (a, b)]
-    return cards[0] == cards[1]
-
-
-def _same(a: Any, b: Any, names: tuple[str, ...]) -> bool:
-    """Whether two objects, of which either may be absent, have the same values of these attributes."""
-    if a is None or b is None:
-        return a is b
-    pairs = [(getattr(a, n), getattr(b, n)) for n in names]
-    return all(p is q or (p is not None and q is not None and np.array_equal(p, q)) for p, q in pairs)
-
-
-_TABLE = ("data", "crpix", "crval", "cdelt")
-_SIP = ("a", "b", "ap", "bp", "crpix")
-"""What makes up a lookup table and SIP."""
-
-
-def _frame_cards(w: WCS) -> tuple[str, float | None]:
-    """What the comparison of the numbers leaves out although the sky turns by it; an absent equinox is NaN."""
-    return w.wcs.radesys, None if np.isnan(w.wcs.equinox) else w.wcs.equinox
-
-
-_NOT_MAP = ("DATE-OBS", "MJD-OBS", "DATE-BEG", "MJD-BEG", "DATE-AVG", "MJD-AVG", "DATE-END", "MJD-END", "DATEREF",
-            "MJDREF", "MJDREFI", "MJDREFF", "TIMESYS", "WCSNAME")  # fmt: skip
-"""Cards of a WCS header that do not take part in the map of a sky that stands still."""
-
-
-class SkyChain:
-    """Target pixel to sky to source pixel, evaluated by astropy.
-
-    Raises
-    ------
-    InputError
-        As `pixel_map`.
-    """
-
-    def __init__(self, source: WCS, target: WCS) -> None:
-        self.source, self.target = source, target
-        self.frames = [_frame(w, name) for w, name in ((source, "image"), (target, "onto"))]
-        self.same_frame = self.frames[0].is_equivalent_frame(self.frames[1])
-
-    @property
-    def smooth(self) -> bool:
-        """Whether the map has derivatives: lookup tables have kinks at every entry."""
-        tables = ("cpdis1", "cpdis2", "det2im1", "det2im2")
-        return all(getattr(w, t) is None for w in (self.source, self.target) for t in tables)
-
-    def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        shape = np.shape(x)
-        lon, lat = _to_sky(self.target, np.ravel(x).astype(float), np.ravel(y).astype(float))
-        ok = np.isfinite(lon) & np.isfinite(lat)
-        q = np.full((2, ok.size), np.nan)
-        if ok.any():
-            lon, lat = lon[ok], lat[ok]
-            if not self.same_frame:
-                there = SkyCoord(lon, lat, unit="deg", frame=self.frames[1]).transform_to(self.frames[0])
-                lon, lat = there.spherical.lon.deg, there.spherical.lat.deg
-            q[:, ok] = _to_pixel(self.source, lon, lat)
-        return q[0].reshape(shape), q[1].reshape(shape)
-
-
-def _frame(wcs: WCS, name: str) -> BaseCoordinateFrame:
-    """The sky frame of a WCS; refused by name when it cannot be transformed to another."""
-    types = ", ".join(wcs.wcs.ctype)
-    if wcs.naxis != 2 or not wcs.has_celestial:
-        raise InputError(f"{name}: WCS axes are {types}; two celestial axes are needed")
-    if any(t.endswith("-CSC") for t in wcs.wcs.ctype):
-        raise InputError(f"{name}: projection of {types} cannot be used; its inverse is good to 0.2 px only")
-    try:
-        frame = wcs_to_celestial_frame(wcs)
-    except ValueError:
-        frame = None
-    if frame is None or frame.name not in ("icrs", "fk5", "fk4", "fk4noeterms", "galactic"):
-        raise InputError(
-            f"{name}: frame of {types} (RADESYS {wcs.wcs.radesys or 'absent'}) cannot be used; "
-            "allowed are ICRS, FK5, FK4 and galactic"
-        )
-    return frame
-
-
-def _to_sky(wcs: WCS, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Longitude and latitude in degrees, NaN off the sky."""
-    world = wcs.all_pix2world(x, y, 0)
-    return world[wcs.wcs.lng], world[wcs.wcs.lat]
-
-
-def _to_pixel(wcs: WCS, lon: np.ndarray, lat: np.ndarray) -> np.ndarray:
-    """Pixels (2, n) of sky positions; NaN where the projection or the inverse distortion gives none.
-
-    Every position is mapped back and must come out where it started: an iteration that stopped early or ended on
-    another sheet of a folded polynomial yields no pixel.
-    """
-    world = (lon, lat) if wcs.wcs.lng == 0 else (lat, lon)
-    with np.errstate(all="ignore"):
-        try:
-            q = wcs.all_world2pix(
-                *world, 0, tolerance=INVERSE_TOLERANCE, maxiter=50, adaptive=True, detect_divergence=True
-            )
-        except NoConvergence as e:
-            q = e.best_solution.T
-        q = np.array(q, float)
-        q[:, ~np.isfinite(q).all(axis=0)] = np.nan
-        back = _unit(*_to_sky(wcs, *q))
-        step = _unit(*_to_sky(wcs, q[0] + 0.5, q[1])) - back, _unit(*_to_sky(wcs, q[0], q[1] + 0.5)) - back
-    pixel = 2 * np.sqrt(np.minimum(*[(s**2).sum(axis=0) for s in step]))  # radians of the shorter pixel side
-    gap = np.sqrt(((back - _unit(lon, lat)) ** 2).sum(axis=0))
-    q[:, ~(gap <= ROUND_TRIP * pixel + 1e-14)] = np.nan
-    return q
-
-
-def _unit(lon: np.ndarray, lat: np.ndarray) -> np.ndarray:
-    a, d = np.radians(lon), np.radians(lat)
-    return np.stack([np.cos(d) * np.cos(a), np.cos(d) * np.sin(a), np.sin(d)])
+    return MAPS.get(source, target, target_shape, source_shape, tolerance, make)
 
 
 def shift_map(target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0) -> PixelMap:
