@@ -24,6 +24,9 @@ FRAMES = ("icrs", "fk5", "fk4", "fk4noeterms", "galactic", "supergalactic", "bar
           "barycentrictrueecliptic")  # fmt: skip
 """Frames that turn into each other by rotations of the sky (and the E-terms of FK4), whatever the distance."""
 
+ALLOWED = "ICRS, FK5, FK4, galactic, supergalactic and ecliptic axes"
+"""The same for messages."""
+
 TABLES = ("cpdis1", "cpdis2", "det2im1", "det2im2")
 """Lookup tables of a FITS WCS."""
 
@@ -242,12 +245,26 @@ def _has_tables(wcs: BaseLowLevelWCS) -> bool:
     return any("Tabular" in type(m).__name__ for m in models) or (inner is not None and _has_tables(inner))
 
 
+def on_sky(wcs: Any, name: str) -> BaseCoordinateFrame:
+    """The frame of a WCS that can be turned into all others of `FRAMES`.
+
+    Raises
+    ------
+    InputError
+        It has none, or another.
+    """
+    end = _end(wcs, name)
+    if end.frame is None or end.frame.name not in FRAMES:
+        raise InputError(f"{name}: frame of {end.types} cannot be used; allowed are {ALLOWED}")
+    return end.frame
+
+
 def _demand_same_axes(source: _End, target: _End) -> None:
     for end, other in ((source, target), (target, source)):
         if end.frame is None and (other.frame is not None or "None" in end.axes):
             raise InputError(
                 f"{end.name}: frame of {end.types} cannot be turned into that of {other.types}; "
-                "allowed are ICRS, FK5, FK4, galactic, supergalactic and ecliptic axes, or the same axes on both sides"
+                f"allowed are {ALLOWED}, or the same axes on both sides"
             )
     if source.axes != target.axes:
         raise InputError(
@@ -260,5 +277,5 @@ def _demand_known_frames(source: _End, target: _End) -> None:
         if end.frame is not None and end.frame.name not in FRAMES:
             raise InputError(
                 f"{end.name}: frame {end.frame.name} of {end.types} cannot be used; "
-                "allowed are ICRS, FK5, FK4, galactic, supergalactic and ecliptic axes, or one frame on both sides"
+                f"allowed are {ALLOWED}, or one frame on both sides"
             )
