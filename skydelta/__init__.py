@@ -16,8 +16,10 @@ if (_root / "pyproject.toml").is_file() and (_root / "pipeline").is_dir():
 
 _PUBLIC: dict[str, str] = {
     "Exposure": "skydelta.io.exposure:Exposure",
+    "FitResult": "skydelta.stages.stampfit:FitResult",
     "MaskPlanes": "skydelta.io.planes:MaskPlanes",
     "MatchKernel": "skydelta.io.matchkernel:MatchKernel",
+    "fit": "skydelta.stages.stampfit:fit",
     "open": "skydelta.io.fits.reader:open_file",
     "read": "skydelta.io.read:read",
     "read_many": "skydelta.io.many:read_many",
@@ -26,7 +28,7 @@ _PUBLIC: dict[str, str] = {
     "simulate": "skydelta.pipeline.simulate:simulate",
 }
 
-_STAGES = ("background", "align", "psf", "match", "difference", "detect", "fit")
+_STAGES = ("background", "align", "psf", "match", "difference", "detect")
 """Stages that are functions here: inputs by position or name, settings by keyword."""
 
 __all__ = ["__version__", *_PUBLIC, *_STAGES]  # noqa: PLE0604

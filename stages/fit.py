@@ -17,11 +17,23 @@ from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import GridPsf, Psf, fwhm
-from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.backend import Backend
 from skydelta.kernels.cutouts import Windows
-from skydelta.kernels.fit import LobeFit, Status, fit_lobes, spline_coefficients, subtract_lobes
+from skydelta.kernels.fit import LobeFit, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
+from skydelta.stages.lobes import (
+    DIPOLE_FREE,
+    PSF_FREE,
+    Stamps,
+    dipole_columns,
+    fit_dipoles,
+    linear_dipole,
+    positive_first,
+    single_columns,
+    status_flags,
+    undetermined,
+)
 
 BATCH = 2048
 """Stamps cut at a time: bounds the memory; no result depends on it."""
@@ -35,21 +47,8 @@ EXCESS = 3.0
 EXPLAINED = 0.3
 """Share of that excess which a dipole must take away; it leaves most of a cosmic ray's, whose light is no PSF."""
 
-SEPARATIONS = (1.0, 2.5)
-"""Lobe distances tried along the dipole moment, PSF sigma."""
-
-LOBE_ERROR = 0.27
-"""Error of a fitted lobe (px, either axis) from which on the lobes count as not determined one by one.
-
-By simulation (S/N 10 to 300, separation 0.3 to 3 PSF sigma, flux ratio 0.5 to 2) this flags 99 % of the dipoles whose
-true Fisher error is above 0.5 px and 0.5 % of those below 0.15 px; no limit on the chi2 that two lobes gain over the
-moment does both."""
-
 SIDES = (15, 31)
 """Smallest and largest stamp, px."""
-
-PSF_FREE, DIPOLE_FREE = 4, 7
-"""Free parameters; the moment at a given place has as many as a free PSF."""
 
 
 class FitConfig(StageConfig):
@@ -133,36 +132,6 @@ class Detections:
     def of(cls, catalog: Catalog) -> Detections:
         x, y, *four, snr = (_value(catalog, n) for n in ("x", "y", "x_pos", "y_pos", "x_neg", "y_neg", "snr"))
         return cls(np.stack([x, y], 1), np.stack(four, 1).reshape(-1, 2, 2), snr)
-
-
-@dataclass(frozen=True)
-class Stamps:
-    """Pixels around objects, where the image lives, and where the objects are in them (host, float64).
-
-    Attributes
-    ----------
-    data, weight : float32 (n, s, s)
-        Weight is inverse variance; 0, and data 0, where there is no usable pixel.
-    psf : float64 (n, p, p)
-        Spline coefficients.
-    middle : (n, 2)
-        x, y of the stamp's middle in the image.
-    start : (n, 2)
-        Detected position from the middle, px.
-    lobes : (n, 2, 2)
-        Detected positive and negative lobe from the middle; NaN where there is one peak only.
-    """
-
-    data: Array
-    weight: Array
-    psf: Array
-    middle: np.ndarray
-    start: np.ndarray
-    lobes: np.ndarray
-
-    def fit(self, start: np.ndarray, row: np.ndarray, **options: int) -> LobeFit:
-        """`fit_lobes` of some rows from these positions."""
-        return fit_lobes(self.data, self.weight, self.psf, start, row, **options)
 
 
 def _value(catalog: Catalog, name: str) -> np.ndarray:
@@ -295,7 +264,7 @@ def _without(stamps: Stamps, first: int, light: Light) -> Stamps:
 def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
     """Both models of the stamps ``row``, the choice between them, and all measured columns; positions in the image."""
     psf = stamps.fit(stamps.start[row, None], row)
-    rows = _single(psf)
+    rows = single_columns(psf)
     expected = np.maximum(psf.pixels - PSF_FREE, 1)
     tried = np.isfinite(stamps.lobes[row]).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
@@ -307,76 +276,14 @@ def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndar
     return rows
 
 
-def _single(psf: LobeFit) -> dict[str, np.ndarray]:
-    """Columns of the one-PSF model."""
-    n, pixels, fitted, error = len(psf.chi2), psf.pixels.astype(float), psf.usable, psf.errors
-    flux, x, y, background = np.where(fitted[:, None], psf.parameters, np.nan).T
-    kept = psf.status == Status.CONVERGED
-    rows = {
-        "x": np.where(kept, x, np.nan),
-        "y": np.where(kept, y, np.nan),
-        "flux": flux,
-        "flux_err": error[:, 0],
-        "model": np.full(n, "psf", dtype="U8"),
-        "flags": np.where(fitted, 0, bits("NO_FIT")) | _status_flags(psf.status),
-        "x_err": error[:, 1],
-        "y_err": error[:, 2],
-        "background": background,
-        "chi2": np.where(fitted, psf.chi2, np.nan),
-        "dof": np.maximum(pixels - PSF_FREE, 0),
-        "bic": np.where(fitted, psf.chi2 + PSF_FREE * np.log(np.maximum(pixels, 1)), np.nan),
-        "n_eval": psf.evaluations.copy(),
-        "status": psf.status.copy(),
-        "sharpness": psf.sharpness,
-        **_moment_columns(psf),
-    }
-    rows["model"][~fitted] = "none"
-    rows.update(zip(_LOBES, np.full((len(_LOBES), n), np.nan), strict=True))
-    return rows
-
-
-_LOBES = (
-    *(f"{a}_{lobe}" for lobe in ("pos", "neg") for a in ("flux", "x", "y")),
-    "flux_pos_err",
-    "flux_neg_err",
-    "separation",
-    "separation_err",
-    "angle",
-    "angle_err",
-)
-
-
-def _status_flags(status: np.ndarray) -> np.ndarray:
-    late, bound = status == Status.MAX_EVALUATIONS, status == Status.AT_BOUND
-    return np.where(late, bits("NOT_CONVERGED"), 0) | np.where(bound, bits("AT_BOUND"), 0)
-
-
-def _moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
-    c = fit.moment_covariance
-    return {
-        "moment_x": fit.moment[:, 1],
-        "moment_y": fit.moment[:, 2],
-        "moment_xx": c[:, 1, 1],
-        "moment_xy": c[:, 1, 2],
-        "moment_yy": c[:, 2, 2],
-    }
-
-
 def _dipoles(
     stamps: Stamps, row: np.ndarray, psf: LobeFit, tried: np.ndarray, sigma: float, rows: dict[str, np.ndarray]
 ) -> None:
     """Fit dipoles to the stamps ``row`` and put those that win into the columns ``rows``, there at ``tried``."""
-    here, lobes = stamps.start[row], stamps.lobes[row]
-    along = _unit(psf.moment[:, 1:3])
-    across = along[:, ::-1] * np.array([-1, 1])
-    trials = [(SEPARATIONS[0], along), (SEPARATIONS[1], along), (SEPARATIONS[1], across)]
-    starts = [np.stack([here + d, here - d], 1) for d in (0.5 * s * sigma * direction for s, direction in trials)]
-    starts[-1] = np.where(np.isfinite(lobes), lobes, starts[-1])
-    fits = stamps.fit(np.concatenate(starts), np.tile(row, len(starts)))
-    best = _best(fits, len(row))
-    chi2, fluxes = fits.chi2[best], fits.parameters[best, :4:3]
+    fit = fit_dipoles(stamps, row, psf.moment[:, 1:3], sigma)
+    chi2, fluxes = fit.chi2, fit.parameters[:, :4:3]
     opposite = (fluxes.max(axis=1) > 0) & (fluxes.min(axis=1) < 0)
-    degenerate = ~(fits.errors[best][:, [1, 2, 4, 5]].max(axis=1) < LOBE_ERROR)
+    degenerate = undetermined(fit)
     log_n = np.log(psf.pixels)
     bic, linear = chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
     merit = np.where(degenerate, np.minimum(bic, linear), bic)
@@ -384,10 +291,10 @@ def _dipoles(
     wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
     if not len(wins):
         return
-    fit, degenerate, won = _positive_first(fits.take(best[wins])), degenerate[wins], tried[wins]
-    columns = _dipole_columns(fit)
+    fit, degenerate, won = positive_first(fit.take(wins)), degenerate[wins], tried[wins]
+    columns = dipole_columns(fit)
     columns["bic"], columns["dof"] = bic[wins], fit.pixels - DIPOLE_FREE
-    columns["flags"] = _status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
+    columns["flags"] = status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
     for name, value in columns.items():
         rows[name][won] = value
     rows["model"][won] = "dipole"
@@ -401,129 +308,11 @@ def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Li
     for first, batch in _batches(np.flatnonzero(rows["flags"] & bits("DEGENERATE"))):
         own, at = stamps(first, light), np.stack([rows["x"], rows["y"]], 1)[first + batch]
         middle = own.middle[batch]
-        columns = _linear(own, batch, at - middle, sigma)
+        columns = linear_dipole(own, batch, at - middle, sigma)
         for k, axis in enumerate("xy"):
             columns[axis] = columns[axis] + middle[:, k]
         for name, value in columns.items():
             rows[name][first + batch] = value
-
-
-def _unit(v: np.ndarray) -> np.ndarray:
-    """Vectors (n, 2) of length 1."""
-    return v / np.maximum(np.hypot(*v.T), 1e-300)[:, None]
-
-
-def _linear(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
-    """Flux, moment and position of the linear dipole with its centre free along the moment.
-
-    chi2 at three places gives the best centre and its variance, which the errors of flux and moment contain.
-    """
-
-    def about(*places: np.ndarray) -> list[LobeFit]:
-        fit, n = stamps.fit(np.concatenate(places)[:, None], np.tile(row, len(places)), limit=1), len(row)
-        return [fit.take(slice(k * n, (k + 1) * n)) for k in range(len(places))]
-
-    (here,) = about(middle)
-    along, h = _unit(here.moment[:, 1:3]), 0.25 * sigma
-    after, before = about(middle + h * along, middle - h * along)
-    curve = (after.moment_chi2 + before.moment_chi2 - 2 * here.moment_chi2) / h**2
-    known = curve > 2 / sigma**2
-    safe = np.where(known, curve, 2 / sigma**2)
-    move = np.where(known, (before.moment_chi2 - after.moment_chi2) / (2 * h * safe), 0)
-    shift = np.clip(move, -sigma, sigma)[:, None] * along
-    slope = (after.moment - before.moment) / (2 * h)
-    (best,) = about(middle + shift)
-    extra = (2 / safe)[:, None, None] * slope[:, :, None] * slope[:, None, :]
-    best = replace(best, moment_covariance=best.moment_covariance + extra)
-    return {
-        "x": middle[:, 0] + shift[:, 0],
-        "y": middle[:, 1] + shift[:, 1],
-        "x_err": np.sqrt(2 / safe),
-        "y_err": np.sqrt(2 / safe),
-        "flux": best.moment[:, 0],
-        "flux_err": np.sqrt(best.moment_covariance[:, 0, 0]),
-        **_moment_columns(best),
-    }
-
-
-def _best(fit: LobeFit, n: int) -> np.ndarray:
-    """Of several fits of each of n objects, one round after the other, which has the lowest chi2 among the usable."""
-    best, usable = np.arange(n), fit.usable
-    for other in np.arange(n, len(usable)).reshape(-1, n):
-        better = fit.chi2[other] < fit.chi2[best] - 1e-6
-        take = (usable[other] & ~usable[best]) | ((usable[other] == usable[best]) & better)
-        best = np.where(take, other, best)
-    return best
-
-
-def _positive_first(fit: LobeFit) -> LobeFit:
-    """Lobes swapped where the second is the brighter one, sign included."""
-    swap = np.flatnonzero(fit.parameters[:, 3] > fit.parameters[:, 0])
-    if not len(swap):
-        return fit
-    order = np.array([3, 4, 5, 0, 1, 2, 6])
-    parameters, covariance = fit.parameters.copy(), fit.covariance.copy()
-    parameters[swap] = parameters[swap][:, order]
-    covariance[swap] = covariance[swap][:, order][:, :, order]
-    return replace(fit, parameters=parameters, covariance=covariance)
-
-
-def _dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
-    """What follows from the two lobes, errors to first order in their covariance."""
-    f1, x1, y1, f2, x2, y2, background = fit.parameters.T
-    total = np.maximum(f1 - f2, 1e-300)
-    dx, dy = x1 - x2, y1 - y2
-    length = np.maximum(np.hypot(dx, dy), 1e-300)
-    # M = F+ (x+ - c) - F- (x- - c) about c = (F+ x+ + F- x-) / (F+ + F-) is 2 F+ F- / (F+ + F-) times x+ - x-
-    mean = -2 * f1 * f2 / total
-    m1, m2 = 2 * (f2 / total) ** 2, -2 * (f1 / total) ** 2
-    # gradients with respect to F1, x1, y1, F2, x2, y2, b; F2 is negative
-    slopes = {
-        "flux": [1, 0, 0, 1, 0, 0],
-        "x": [-f2 * dx / total**2, f1 / total, 0, f1 * dx / total**2, -f2 / total, 0],
-        "y": [-f2 * dy / total**2, 0, f1 / total, f1 * dy / total**2, 0, -f2 / total],
-        "separation": [0, dx / length, dy / length, 0, -dx / length, -dy / length],
-        "angle": [0, -dy / length**2, dx / length**2, 0, dy / length**2, -dx / length**2],
-        "moment_x": [m1 * dx, mean, 0, m2 * dx, -mean, 0],
-        "moment_y": [m1 * dy, 0, mean, m2 * dy, 0, -mean],
-    }
-    gradients = np.zeros((len(f1), len(slopes), 7))
-    for k, slope in enumerate(slopes.values()):
-        for i, value in enumerate(slope):
-            gradients[:, k, i] = value
-    spread = gradients @ fit.covariance @ gradients.transpose(0, 2, 1)
-    # rounding makes the variance of a nearly singular combination negative
-    variances = np.maximum(np.diagonal(spread, axis1=1, axis2=2), 0)
-    errors, own = dict(zip(slopes, np.sqrt(variances).T, strict=True)), fit.errors
-    return {
-        "x": (f1 * x1 - f2 * x2) / total,
-        "y": (f1 * y1 - f2 * y2) / total,
-        "flux": f1 + f2,
-        "flux_err": errors["flux"],
-        "x_err": errors["x"],
-        "y_err": errors["y"],
-        "background": background,
-        "chi2": fit.chi2,
-        "n_eval": fit.evaluations,
-        "status": fit.status,
-        "flux_pos": f1,
-        "flux_pos_err": own[:, 0],
-        "x_pos": x1,
-        "y_pos": y1,
-        "flux_neg": -f2,
-        "flux_neg_err": own[:, 3],
-        "x_neg": x2,
-        "y_neg": y2,
-        "separation": np.hypot(dx, dy),
-        "separation_err": errors["separation"],
-        "angle": np.degrees(np.arctan2(dy, dx)),
-        "angle_err": np.degrees(errors["angle"]),
-        "moment_x": mean * dx,
-        "moment_y": mean * dy,
-        "moment_xx": spread[:, 5, 5],
-        "moment_xy": spread[:, 5, 6],
-        "moment_yy": spread[:, 6, 6],
-    }
 
 
 def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> Catalog:

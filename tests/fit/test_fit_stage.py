@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from astropy import units as u
 from astropy.wcs import WCS
-from support_sources import SIGMA, draw, exposure, flux_of, gaussian, lattice, nearest
+from support_sources import SIGMA, draw, exposure, fisher_error, flux_of, gaussian, lattice, nearest
 
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog
@@ -127,19 +127,6 @@ def test_dipoles(rng, figure):
             own[f"moment_{axis * 2}"].value[good]
         )
         figure(f"dipoles, pull of moment_{axis}: robust std", 1.4826 * np.median(np.abs(pull)), (0.88, 1.12))
-
-
-def fisher_error(at, flux):
-    """Largest position error of the lobes, px, from the exact derivatives of the Gaussian model on unit noise."""
-    o = np.arange(-12.0, 13.0)
-    middle = np.rint(at.mean(axis=0))
-    columns = [np.ones(o.size**2)]
-    for (x, y), f in zip(at - middle, (flux[0], -flux[1]), strict=True):
-        p = gaussian(25, x, y)
-        dx, dy = (o[None, :] - x) / SIGMA**2, (o[:, None] - y) / SIGMA**2
-        columns += [p.ravel(), (f * p * dx).ravel(), (f * p * dy).ravel()]
-    a = np.array(columns)
-    return np.sqrt(np.abs(np.diag(np.linalg.pinv(a @ a.T, rcond=1e-14, hermitian=True))))[[2, 3, 5, 6]].max()
 
 
 def test_degenerate_dipoles_are_flagged_and_only_they(rng, figure):

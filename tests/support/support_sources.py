@@ -51,3 +51,16 @@ def nearest(table, x, y):
     at = np.stack([table["x"].value, table["y"].value])
     distance = np.hypot(at[0][None] - np.asarray(x)[:, None], at[1][None] - np.asarray(y)[:, None])
     return distance.argmin(axis=1), distance.min(axis=1)
+
+
+def fisher_error(at, flux):
+    """Largest position error of the lobes, px, from the exact derivatives of the Gaussian model on unit noise."""
+    o = np.arange(-12.0, 13.0)
+    middle = np.rint(at.mean(axis=0))
+    columns = [np.ones(o.size**2)]
+    for (x, y), f in zip(at - middle, (flux[0], -flux[1]), strict=True):
+        p = gaussian(25, x, y)
+        dx, dy = (o[None, :] - x) / SIGMA**2, (o[:, None] - y) / SIGMA**2
+        columns += [p.ravel(), (f * p * dx).ravel(), (f * p * dy).ravel()]
+    a = np.array(columns)
+    return np.sqrt(np.abs(np.diag(np.linalg.pinv(a @ a.T, rcond=1e-14, hermitian=True))))[[2, 3, 5, 6]].max()

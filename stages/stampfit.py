@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`skydelta.fit`: the fit stage for a catalogue of an exposure, and the same fits for stamps in plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from astropy.table import QTable
+from astropy.units import Quantity, UnitBase, UnitConversionError
+
+from skydelta.errors import ConfigError, InputError
+from skydelta.io.catalog import FLAGS, Catalog, bits
+from skydelta.io.exposure import Exposure
+from skydelta.io.psf import fwhms
+from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
+from skydelta.kernels.fit import BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
+from skydelta.stages.fit import BATCH, EXCESS, Fit
+from skydelta.stages.lobes import (
+    DIPOLE_FREE,
+    PSF_FREE,
+    Stamps,
+    best_of,
+    dipole_columns,
+    fit_dipoles,
+    linear_dipole,
+    positive_first,
+    status_flags,
+    undetermined,
+)
+
+SIDES = (7, 63)
+"""Smallest and largest side of a stamp, px."""
+
+SEARCH = (-4.0, -2.0, 0.0, 2.0, 4.0)
+"""Steps from the start, px an axis, at which a source is looked for when the fit from the start does not explain it."""
+
+LINEAR_FREE = 5
+"""Free parameters of the linear dipole with its centre free along the moment."""
+
+REACH = 6
+"""Peaks are taken for lobes up to this far from the middle, px an axis."""
+
+NAMES = {
+    Status.CONVERGED: "converged",
+    Status.AT_BOUND: "at bound",
+    Status.SINGULAR: "singular",
+    Status.MAX_EVALUATIONS: "max iterations",
+    Status.NO_DATA: "no data",
+}
+DEGENERATE = "degenerate"
+
+COLUMNS = {
+    "point": ("flux", "x", "y"),
+    "dipole": (
+        "flux_pos", "x_pos", "y_pos", "flux_neg", "x_neg", "y_neg", "moment_x", "moment_y", "separation", "angle",
+    ),
+}  # fmt: skip
+"""Fitted columns of each model; each is followed by its error, then come those of `COMMON`."""
+
+COMMON = ("background", "chi2", "dof", "bic", "n_eval", "status", "flags")
+
+
+class FitResult(QTable):
+    """Fitted stamps, one row each, in their order.
+
+    Columns of model ``point``: ``flux x y``; of ``dipole``: ``flux_pos x_pos y_pos flux_neg x_neg y_neg moment_x
+    moment_y separation angle``; each followed by its error ``NAME_err``. Then ``background chi2 dof bic n_eval status
+    flags``, and ``residual`` (k, k) when it was asked for. Positions are 0-based in the stamp, px; the angle runs from
+    +x to +y, degrees, and points from the negative to the positive lobe; ``flux_neg`` is a positive number. Columns
+    have units only where the stamps had one.
+
+    ``status`` is one of
+
+    - converged: at the minimum.
+    - at bound: a position ended 5 px off its start, where it is stopped.
+    - degenerate: flux and separation of the lobes are not determined one by one, only the moment, which is then that
+      of the linear model F P - M . grad P + b. Where the lobes ran into one they are NaN, and ``background chi2 dof
+      bic`` are those of that model.
+    - max iterations: 60 evaluations were not enough.
+    - singular: the pixels do not determine the parameters; no errors.
+    - no data: fewer usable pixels than parameters; all values are NaN.
+    """
+
+    def has(self, flag: str) -> np.ndarray:
+        """bool (n,): rows with this flag of `skydelta.io.catalog.FLAGS`."""
+        return (np.asarray(self["flags"]) >> FLAGS[flag][0] & 1).astype(bool)
+
+
+def fit(
+    stamps: Any = None,
+    catalog: Catalog | None = None,
+    *,
+    image: Exposure | None = None,
+    model: Literal["point", "dipole"] = "point",
+    psf: Any = None,
+    variance: Any = None,
+    mask: Any = None,
+    start: Any = None,
+    forced: bool = False,
+    residuals: bool = False,
+    device: str = "auto",
+) -> Catalog | FitResult:
+    """Fit point sources or dipoles with a known PSF by maximum likelihood.
+
+    With an exposure and a catalogue of it this is the stage `fit`: every row is measured where it is in the image, and
+    the model is chosen by BIC. With an array of stamps every stamp is fitted with ``model``, on its own: neither their
+    order nor their number changes a result. The model is F P(x - x0) + b, or F+ P(x - x+) - F- P(x - x-) + b.
+
+    Parameters
+    ----------
+    stamps : array or Quantity (n, k, k) or (k, k), or Exposure
+        k from 7 to 63, even or odd, of any real type. NaN and masked pixels are left out.
+    catalog : Catalog, optional
+        Of an exposure: what to fit.
+    image : Exposure, optional
+        The same as ``stamps``.
+    model : {"point", "dipole"}
+    psf : array (p, p) or (n, p, p)
+        Odd p, centred on the middle pixel; fluxes are its coefficients, so that a PSF of unit sum gives total fluxes.
+    variance : number or array (k, k) or (n, k, k), or Quantity, optional
+        In the unit of the stamps squared. Without it the noise is taken to be the same in all pixels of a stamp, and
+        errors follow from what the model leaves; ``chi2`` is then the plain sum of squares.
+    mask : bool array (k, k) or (n, k, k), optional
+        True where a pixel is not to be used.
+    start : array (n, 2), (n, 2, 2) or one of these without n, optional
+        Where to start: x, y of the source (of the middle of a dipole), or of its positive and negative lobe; 0-based
+        in the stamp. The middle of the stamp if not given; a point source is then searched up to 9 px from it where
+        one in the middle does not explain the pixels.
+    forced : bool
+        Hold the positions of ``start`` and fit fluxes and background alone.
+    residuals : bool
+        Add a column ``residual`` (k, k): stamp less model, NaN where a pixel was not used.
+    device : str
+        auto, cpu, cuda or cuda:N; arrays that are on a device stay there.
+
+    Returns
+    -------
+    FitResult, or the Catalog of the stage
+
+    Raises
+    ------
+    ConfigError
+        Arguments that do not go together, or an unknown model.
+    InputError
+        Shapes or units that do not fit, or a PSF without light.
+    """
+    given = {"psf": psf, "variance": variance, "mask": mask, "start": start}
+    stamps = image if stamps is None else stamps
+    if isinstance(stamps, Exposure):
+        used = [name for name, value in given.items() if value is not None]
+        used += [name for name, on in (("forced", forced), ("residuals", residuals)) if on]
+        if used:
+            raise ConfigError(f"fit: {', '.join(used)} belong to stamps in arrays; an exposure brings its own")
+        return Fit()(image=stamps, catalog=catalog, device=device)
+    if catalog is not None:
+        raise ConfigError("fit: a catalogue needs an Exposure to be fitted on, not an array")
+    if model not in COLUMNS:
+        raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
+    if forced and start is None:
+        raise ConfigError("fit: forced needs the positions, start")
+    task = _Task.of(stamps, psf, variance, mask, start, model, resolve(device))
+    parts = [task.measured(rows, forced, residuals) for rows in task.batches()]
+    return task.table({name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
+
+
+def _plain(values: Any, name: str, unit: UnitBase | None = None) -> tuple[Array, UnitBase | None]:
+    """The numbers of an array (in ``unit``, if that is given) and the unit they had; masked ones are NaN.
+
+    Raises
+    ------
+    InputError
+        Not numbers, or another unit.
+    """
+    own = getattr(values, "unit", None)
+    if own is not None:
+        try:
+            values = Quantity(values).to_value(unit) if unit is not None else Quantity(values).value
+        except UnitConversionError:
+            raise InputError(f"fit: {name} is in {own}, which is no {unit}") from None
+    if np.ma.isMaskedArray(values):
+        values = np.ma.filled(values.astype(float), np.nan)
+    array = values if hasattr(values, "__cuda_array_interface__") else np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"fit: {name} holds {array.dtype}; real numbers are needed")
+    return array, own
+
+
+def _shaped(array: Array, name: str, allowed: list[tuple[int, ...]]) -> Array:
+    if array.shape not in allowed:
+        words = " or ".join(str(s) for s in allowed)
+        raise InputError(f"fit: {name} has shape {array.shape}; {words} is needed")
+    return array
+
+
+@dataclass(frozen=True)
+class _Task:
+    """All stamps and what goes with them, checked; planes of all stamps or of one that does for all."""
+
+    stamps: Array
+    psf: Array
+    sigma: np.ndarray
+    variance: Array | None
+    mask: Array | None
+    start: np.ndarray
+    lobes: np.ndarray
+    searched: bool
+    model: str
+    unit: UnitBase | None
+    backend: Backend
+
+    @classmethod
+    def of(cls, stamps: Any, psf: Any, variance: Any, mask: Any, start: Any, model: str, backend: Backend) -> _Task:
+        values, unit = _plain(stamps, "stamps")
+        values = values[None] if values.ndim == 2 else values
+        n, side = values.shape[0] if values.ndim == 3 else 0, values.shape[-1] if values.ndim else 0
+        if values.ndim != 3 or values.shape[1] != side or not SIDES[0] <= side <= SIDES[1]:
+            raise InputError(f"fit: stamps have shape {values.shape}; (n, k, k) with k from {SIDES[0]} to {SIDES[1]}")
+        backend = backend_of(values) if backend_of(values).is_gpu else backend
+        each = [(n, side, side), (side, side)]
+        if variance is not None:
+            variance, own = _plain(variance, "variance", None if unit is None else unit**2)
+            if own is not None and unit is None:
+                raise InputError(f"fit: variance is in {own}, but the stamps have no unit")
+            variance = _shaped(variance, "variance", [*each, ()])
+        if mask is not None:
+            mask = _shaped(_plain(mask, "mask")[0], "mask", each) != 0
+        coefficients, sigma = _psf(psf, n, backend)
+        at, lobes = _starts(start, n, side, model)
+        return cls(
+            values, coefficients, sigma, variance, mask, at, lobes, start is None, model, unit, backend
+        )  # fmt: skip
+
+    @property
+    def side(self) -> int:
+        return int(self.stamps.shape[-1])
+
+    def batches(self) -> list[slice]:
+        return [slice(k, k + BATCH) for k in range(0, max(len(self.stamps), 1), BATCH)]
+
+    def _part(self, plane: Any, rows: slice) -> Array:
+        """Those rows of a plane of all stamps, or the one of all, as float64 where the work is done."""
+        part = plane[rows] if np.ndim(plane) == 3 else plane
+        return self.backend.asarray(part, np.float64)
+
+    def measured(self, rows: slice, forced: bool, residuals: bool) -> dict[str, np.ndarray]:
+        """Columns of one batch, positions in the stamp."""
+        xp = self.backend.xp
+        data = self._part(self.stamps, rows)
+        good = xp.isfinite(data)
+        variance = xp.ones_like(data)
+        if self.variance is not None:
+            variance = xp.broadcast_to(self._part(self.variance, rows), data.shape)
+            good &= xp.isfinite(variance) & (variance > 0)
+        if self.mask is not None:
+            good &= self._part(self.mask, rows) == 0
+        scaled = _Scaled.of(data, xp.where(good, variance, 1.0), good)
+        psf, middle = self.psf[rows] if len(self.psf) > 1 else self.psf, self.side // 2
+        n = len(data)
+        own = Stamps(
+            data=scaled.data,
+            weight=scaled.weight,
+            psf=xp.ascontiguousarray(xp.broadcast_to(psf, (n, *psf.shape[1:]))),
+            middle=np.full((n, 2), middle),
+            start=self.start[rows] - middle,
+            lobes=self.lobes[rows] - middle,
+        )
+        sigma = np.broadcast_to(self.sigma[rows] if len(self.sigma) > 1 else self.sigma, n)
+        known = self.variance is not None
+        if forced:
+            found = _forced(own, self.model, known)
+        elif self.model == "point":
+            found = _point(own, known, self.searched)
+        else:
+            found = _dipole(own, sigma, known)
+        columns = found.columns(scaled, middle)
+        if residuals:
+            columns["residual"] = self._residual(own, found, scaled, good)
+        return columns
+
+    def _residual(self, own: Stamps, found: _Found, scaled: _Scaled, good: Array) -> np.ndarray:
+        """Stamps less their models, (n, k, k), NaN where not used."""
+        fit, n = found.fit, len(found.fit.chi2)
+        count = np.where(fit.usable, (fit.parameters.shape[1] - 1) // 3, 0)
+        lobes = fit.parameters[fit.usable, :-1].reshape(-1, 3)
+        left = subtract_lobes(own.data, own.weight, own.psf, np.concatenate([[0], np.cumsum(count)]), lobes)
+        level = np.where(fit.usable, fit.parameters[:, -1], np.nan).reshape(n, 1, 1)
+        left = to_host(left).astype(float)[:, : self.side, : self.side] - level
+        return np.where(to_host(good), left * scaled.scale[:, None, None], np.nan)
+
+    def table(self, columns: dict[str, np.ndarray]) -> FitResult:
+        out = FitResult()
+        wanted = [n for name in COLUMNS[self.model] for n in (name, f"{name}_err")] + list(COMMON)
+        for name in [*wanted, *(["residual"] if "residual" in columns else [])]:
+            of_flux = name.startswith(("flux_", "moment", "background", "residual")) or name == "flux"
+            has_unit = self.unit is not None and of_flux
+            out[name] = Quantity(columns[name], self.unit, copy=False) if has_unit else columns[name]
+        if self.unit is not None and self.variance is None:
+            out["chi2"] = Quantity(out["chi2"], self.unit**2, copy=False)
+        out["flags"].info.description = "; ".join(f"bit {b} {n}: {m}" for n, (b, m) in FLAGS.items())
+        return out
+
+
+def _psf(psf: Any, n: int, backend: Backend) -> tuple[Array, np.ndarray]:
+    """Spline coefficients (1 or n, p, p) where the work is done, and the sigma of each PSF, px."""
+    if psf is None:
+        raise ConfigError("fit: stamps need a psf, (p, p) or (n, p, p)")
+    if hasattr(psf, "at"):
+        raise ConfigError("fit: psf is a PSF of a whole image; psf.render(x, y) gives those of places in it")
+    values, _ = _plain(psf, "psf")
+    values = values[None] if values.ndim == 2 else values
+    p = values.shape[-1] if values.ndim else 0
+    if values.ndim != 3 or values.shape[1] != p or len(values) not in (1, n) or p % 2 == 0 or p < 3:
+        raise InputError(f"fit: psf has shape {np.shape(psf)}; (p, p) or ({n}, p, p) with an odd p is needed")
+    stamp = backend.asarray(values, np.float64)
+    stamp = backend.xp.nan_to_num(stamp, nan=0.0, posinf=0.0, neginf=0.0)
+    host = to_host(stamp)
+    dark = np.flatnonzero(~(host.sum(axis=(1, 2)) > 0))
+    if len(dark):
+        raise InputError(f"fit: psf {dark[0]} has the sum {host[dark[0]].sum():g}; a positive one is needed")
+    return spline_coefficients(stamp), fwhms(host) / 2.3548
+
+
+def _starts(start: Any, n: int, side: int, model: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where the fits start, (n, 2), and lobes (n, 2, 2) that are NaN where unknown; 0-based in the stamp."""
+    unknown = np.full((n, 2, 2), np.nan)
+    if start is None:
+        return np.full((n, 2), (side - 1) / 2), unknown
+    at = np.asarray(_plain(start, "start")[0], float)
+    shapes: list[tuple[int, ...]] = [(n, 2), (2,)]
+    if model == "dipole":
+        shapes += [(n, 2, 2), (2, 2)] if n != 2 else [(n, 2, 2)]
+    _shaped(at, "start", shapes)
+    if not np.isfinite(at).all():
+        raise InputError(f"fit: start holds {int((~np.isfinite(at)).sum())} numbers that are not finite")
+    if at.shape in ((n, 2, 2), (2, 2)) and at.shape != (n, 2):
+        lobes = np.broadcast_to(at, (n, 2, 2)).copy()
+        return lobes.mean(axis=1), lobes
+    return np.broadcast_to(at, (n, 2)).copy(), unknown
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """Stamps in units of about their noise and less their mean, so that float32 holds them, with odd sides.
+
+    Scales are powers of two: nothing is rounded by them. An even side gets a row and a column of weight zero.
+    """
+
+    data: Array
+    weight: Array
+    level: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, data: Array, variance: Array, good: Array) -> _Scaled:
+        xp, (n, side, _) = backend_of(data).xp, data.shape
+        count = xp.maximum(good.sum(axis=(1, 2)), 1)
+        data = xp.where(good, data, 0.0)
+        level = data.sum(axis=(1, 2)) / count
+        data = xp.where(good, data - level[:, None, None], 0.0)
+        typical = xp.where(good, variance, 0.0).sum(axis=(1, 2)) / count
+        scale = xp.exp2(xp.rint(0.5 * xp.log2(xp.where(typical > 0, typical, 1.0))))
+        weight = xp.where(good, scale[:, None, None] ** 2 / variance, 0.0)
+        odd = side + 1 - side % 2
+        planes = xp.zeros((2, n, odd, odd), np.float32)
+        planes[0, :, :side, :side] = data / scale[:, None, None]
+        planes[1, :, :side, :side] = weight
+        return cls(planes[0], planes[1], to_host(level), to_host(scale))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Fits of one batch, and what the table says of them.
+
+    Attributes
+    ----------
+    fit : LobeFit
+        Covariance already that of the free parameters, times what the noise turned out to be.
+    free : int
+        Number of free parameters.
+    known : bool
+        The variance was given.
+    degenerate : bool (n,)
+    linear : dict, optional
+        What the linear dipole says where the lobes are not determined.
+    """
+
+    fit: LobeFit
+    free: int
+    known: bool
+    degenerate: np.ndarray
+    linear: dict[str, np.ndarray] | None = None
+
+    def columns(self, scaled: _Scaled, middle: int) -> dict[str, np.ndarray]:
+        fit, scale, n = self.fit, scaled.scale, len(self.fit.chi2)
+        linear = self.linear or {}
+        # one point and two lobes in it are the same: what is left of the dipole is the linear model
+        merged = (fit.status == Status.SINGULAR) & np.isfinite(linear.get("chi2", np.full(n, np.nan)))
+        some, free = fit.usable | merged, np.where(merged, LINEAR_FREE, self.free)
+        names = np.array([NAMES[Status(s)] for s in fit.status], dtype="U14")
+        degenerate = self.degenerate & some
+        names[(degenerate & (fit.status == Status.CONVERGED)) | merged] = DEGENERATE
+        pixels = np.maximum(fit.pixels, 1)
+        chi2 = np.where(merged, linear["chi2"], fit.chi2) if linear else fit.chi2
+        level = np.where(merged, linear["background"], fit.parameters[:, -1]) if linear else fit.parameters[:, -1]
+        quality = chi2 if self.known else pixels * np.log(np.maximum(chi2 / pixels, 1e-300))
+        out = self._point() if fit.parameters.shape[1] == 4 else self._dipole(degenerate)
+        out = {name: np.where(fit.usable | (merged & (name[:6] == "moment")), v, np.nan) for name, v in out.items()}
+        common = {"background": level, "chi2": chi2, "bic": quality + free * np.log(pixels)}
+        out |= {name: np.where(some, values, np.nan) for name, values in common.items()}
+        for name in out:
+            if name.startswith(("flux", "moment")) or name == "background":
+                out[name] = out[name] * scale
+            elif name[0] in "xy" and not name.endswith("_err"):
+                out[name] = out[name] + middle
+        out["background"] = out["background"] + scaled.level
+        if not self.known:
+            out["chi2"] = out["chi2"] * scale**2
+            out["bic"] = out["bic"] + 2 * pixels * np.log(scale)
+        out |= {"dof": np.maximum(fit.pixels - free, 0), "n_eval": fit.evaluations, "status": names}
+        flags = status_flags(fit.status) | np.where(some, 0, bits("NO_FIT"))
+        out["flags"] = (flags | np.where(degenerate, bits("DEGENERATE"), 0)).astype(np.int32)
+        return out
+
+    def _point(self) -> dict[str, np.ndarray]:
+        values, errors = self.fit.parameters, self.fit.errors
+        return {f"{n}{e}": a[:, k] for k, n in enumerate(COLUMNS["point"]) for e, a in (("", values), ("_err", errors))}
+
+    def _dipole(self, degenerate: np.ndarray) -> dict[str, np.ndarray]:
+        fit, errors = self.fit, self.fit.errors
+        lobes = dipole_columns(fit)
+        for k, lobe in ((0, "pos"), (3, "neg")):
+            lobes |= {f"{a}_{lobe}_err": errors[:, k + i] for i, a in enumerate(("flux", "x", "y"))}
+        for name, values in (self.linear or {}).items():
+            if name in lobes:
+                lobes[name] = np.where(degenerate, values, lobes[name])
+        for axis in "xy":
+            lobes[f"moment_{axis}_err"] = np.sqrt(lobes[f"moment_{axis}{axis}"])
+        return {n: lobes[n] for name in COLUMNS["dipole"] for n in (name, f"{name}_err")}
+
+
+def _dof(fit: LobeFit, free: int) -> np.ndarray:
+    return np.maximum(fit.pixels - free, 0)
+
+
+def _calibrated(fit: LobeFit, free: int, known: bool) -> LobeFit:
+    """Covariance by what the model leaves, where no variance was given."""
+    if known:
+        return fit
+    left = fit.chi2 / np.maximum(_dof(fit, free), 1)
+    return replace(fit, covariance=fit.covariance * left[:, None, None])
+
+
+def _point(own: Stamps, known: bool, searched: bool) -> _Found:
+    """Point sources; where the middle of the stamp holds none, the best place on a grid around it is tried."""
+    row = np.arange(len(own.start))
+    found = own.fit(own.start[:, None], row)
+    expected = np.maximum(_dof(found, PSF_FREE), 1)
+    doubted = found.status != Status.CONVERGED
+    if known:
+        doubted |= found.chi2 - expected > EXCESS * np.sqrt(2 * expected)
+    else:
+        doubted[:] = True
+    again = np.flatnonzero(doubted & (found.status != Status.NO_DATA)) if searched else row[:0]
+    if len(again):
+        grid = np.array([(x, y) for y in SEARCH for x in SEARCH])
+        places = own.start[again] + grid[:, None]
+        tried = own.fit(places.reshape(-1, 1, 2), np.tile(again, len(grid)), limit=1)
+        chi2 = np.where(np.isfinite(tried.chi2), tried.chi2, np.inf).reshape(len(grid), -1)
+        place = places[chi2.argmin(axis=0), np.arange(len(again))]
+        other = own.fit(place[:, None], again)
+        both = _joined(found.take(again), other)
+        kept = both.take(best_of(both, len(again)))
+        found = _put(found, again, kept)
+    return _Found(_calibrated(found, PSF_FREE, known), PSF_FREE, known, np.zeros(len(row), bool))
+
+
+def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
+    """Dipoles, from starts along the moment and from the peaks of both signs."""
+    row = np.arange(len(own.start))
+    seen = np.isfinite(own.lobes).all(axis=(1, 2))
+    own = replace(own, lobes=np.where(seen[:, None, None], own.lobes, _peaks(own, sigma)))
+    moment = own.fit(own.start[:, None], row, limit=1).moment[:, 1:3]
+    found = fit_dipoles(own, row, np.nan_to_num(moment), sigma)
+    found = _calibrated(positive_first(found), DIPOLE_FREE, known)
+    degenerate = undetermined(found)
+    rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA))
+    return _Found(found, DIPOLE_FREE, known, degenerate, _linear(own, found, sigma, rows, known) if len(rows) else None)
+
+
+def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, known: bool) -> dict[str, np.ndarray]:
+    """What the linear dipole says of some rows: moment and its errors, chi2 and background; NaN in all others."""
+    middle, start = np.stack([dipole_columns(found.take(rows))[n] for n in ("x", "y")], 1), own.start[rows]
+    # lobes that ran away from each other or into one leave nothing to begin with
+    lost = (found.status[rows] == Status.SINGULAR) | ~(np.abs(middle - start).max(axis=1) < BOUND)
+    some = linear_dipole(own, rows, np.where(lost[:, None], start, middle), sigma[rows])
+    model = own.fit(np.stack([some["x"], some["y"]], 1)[:, None], rows, limit=1)
+    left = np.ones(len(rows)) if known else model.moment_chi2 / np.maximum(_dof(model, LINEAR_FREE), 1)
+    values = {
+        "moment_x": some["moment_x"],
+        "moment_y": some["moment_y"],
+        "moment_xx": some["moment_xx"] * left,
+        "moment_yy": some["moment_yy"] * left,
+        "chi2": model.moment_chi2,
+        "background": model.moment[:, 3],
+    }
+    out = {name: np.full(len(own.start), np.nan) for name in values}
+    for name, column in values.items():
+        out[name][rows] = column
+    return out
+
+
+def _forced(own: Stamps, model: str, known: bool) -> _Found:
+    """Fluxes and background at the given places: linear, errors for held positions."""
+    row = np.arange(len(own.start))
+    if model == "dipole" and not np.isfinite(own.lobes).all():
+        raise ConfigError("fit: forced dipoles need the places of both lobes, start of shape (n, 2, 2)")
+    places = own.start[:, None] if model == "point" else own.lobes
+    found = own.fit(places, row, limit=1)
+    size = found.covariance.shape[1]
+    linear = np.r_[np.arange(0, size - 1, 3), size - 1]
+    # the covariance of the others with some held fast is the inverse of a part of the inverse
+    whole = found.moment_covariance if model == "point" else found.covariance
+    take = np.array([0, 3]) if model == "point" else linear
+    covariance, held = np.zeros_like(found.covariance), np.isfinite(whole).all(axis=(1, 2))
+    part = np.linalg.inv(np.linalg.inv(whole[held])[:, take[:, None], take])
+    covariance[np.flatnonzero(held)[:, None, None], linear[:, None], linear] = part
+    covariance[~held] = np.nan
+    status = np.where(found.status == Status.MAX_EVALUATIONS, Status.CONVERGED, found.status)
+    status = np.where(held | (status != Status.CONVERGED), status, Status.SINGULAR).astype(np.int32)
+    found = replace(found, covariance=covariance, status=status)
+    return _Found(_calibrated(found, len(linear), known), len(linear), known, np.zeros(len(row), bool))
+
+
+def _joined(*fits: LobeFit) -> LobeFit:
+    return LobeFit(*(np.concatenate(a) for a in zip(*(vars(f).values() for f in fits), strict=True)))
+
+
+def _put(fit: LobeFit, rows: np.ndarray, new: LobeFit) -> LobeFit:
+    """The fits with some of them replaced."""
+    out = [a.copy() for a in vars(fit).values()]
+    for a, b in zip(out, vars(new).values(), strict=True):
+        a[rows] = b
+    return LobeFit(*out)
+
+
+def _peaks(own: Stamps, sigma: np.ndarray) -> np.ndarray:
+    """Highest and lowest pixel (n, 2, 2), from the middle, of the stamps' matched filter near their starts."""
+    backend = backend_of(own.data)
+    xp, fft, side = backend.xp, backend.fft, own.data.shape[1]
+    if not len(own.start):
+        return np.zeros((0, 2, 2))
+    # a Gaussian of about the PSF's width finds the lobes well enough
+    o = np.arange(side) - side // 2
+    wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma, 0.7)[:, None, None] ** 2)))
+    size = fft.next_fast_len(side + side // 2, True)
+
+    def through(plane: Array, kernel: np.ndarray) -> Array:
+        spectrum = fft.rfft2(backend.asarray(kernel, np.float32), (size, size))
+        return fft.irfft2(fft.rfft2(plane, (size, size)) * xp.conj(spectrum), (size, size))
+
+    top, bottom = through(own.weight * own.data, wide), through(own.weight, wide**2)
+    # correlation with a kernel whose middle is at side // 2 is moved back by that
+    top, bottom = (xp.roll(a, (side // 2, side // 2), (1, 2))[:, :side, :side] for a in (top, bottom))
+    least = 1e-3 * bottom.max(axis=(1, 2))[:, None, None]
+    snr = xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
+    near = np.abs(o - own.start[:, None, :].transpose(0, 2, 1)) <= REACH
+    inside = backend.asarray(near[:, 1, :, None] & near[:, 0, None, :])
+    ends: list[Callable[..., Array]] = [partial(xp.argmax, axis=1), partial(xp.argmin, axis=1)]
+    index = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)
+    return np.stack([index % side, index // side], 2) - side // 2.0
