@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from astropy.table import Table
 
 from skydelta.errors import InputError
+from skydelta.io.convolved import LEAK, LOST_WEIGHT, apply
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.pairnoise import PairNoise
+
+if TYPE_CHECKING:
+    from skydelta.io.exposure import Exposure
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class MatchKernel:
         Covariances of the noise of the two images that were matched. The difference of the same two planes needs them
         again, from the same blocks of sky. It measures them itself where they are missing: with a kernel from a file,
         or one that is to be applied to other images (``dataclasses.replace(kernel, noise=None)``).
+    corners : float64 (4, 2) or None
+        ra, dec (degrees, ICRS) of the pixels (x, y) = (0, 0), (W - 1, 0), (0, H - 1), (W - 1, H - 1) of the field: by
+        them a stored kernel knows its grid again, orientation included. None without a WCS.
+    fitted : bool
+        To the pair it is used for; False when it was stored by an earlier run.
     """
 
     direction: str
@@ -68,6 +78,48 @@ class MatchKernel:
     stamps: Table = field(default_factory=Table)
     quality: dict[str, float] = field(default_factory=dict)
     noise: PairNoise | None = None
+    corners: np.ndarray | None = None
+    fitted: bool = True
+
+    @classmethod
+    def load(cls, source: str | Path) -> MatchKernel:
+        """The kernel in a ``difference.fits``, or in a file of `save`.
+
+        What a difference needs comes back to the last bit: images, polynomials, background, direction, grid. The basis
+        is then the images themselves; covariance, stamps and figures of the fit stay behind.
+
+        Parameters
+        ----------
+        source : str or Path
+            FILE, of which the extension KERNEL is read, or FILE[EXT].
+
+        Raises
+        ------
+        InputError
+            No such file or extension, or it holds no kernel; the message names both.
+        """
+        from skydelta.io.fits.reader import open_file, split_extension
+
+        path, extension = split_extension(str(source))
+        with open_file(path) as file:
+            hdu = file.find(extension or "KERNEL")
+            header, pixels, _ = file.read(hdu)
+            try:
+                return cls.from_hdu(pixels, header)
+            except InputError as e:
+                raise file.error(hdu, str(e)) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the kernel alone, as the extension KERNEL of a FITS file; `load` reads it back.
+
+        Raises
+        ------
+        InputError
+            The folder is missing or cannot be written.
+        """
+        from skydelta.io.fits.writer import kernel_hdu, write_hdus
+
+        write_hdus(path, [kernel_hdu(self)])
 
     @classmethod
     def from_hdu(cls, pixels: np.ndarray, header: Mapping[str, Any]) -> MatchKernel:
@@ -78,7 +130,8 @@ class MatchKernel:
         pixels : (n_p, kh, kw)
             One image for each spatial term.
         header : mapping
-            Cards KDIRECT, KORDER, BGORDER, BG0 ..., DOMNX, DOMNY, DOMX0, DOMY0.
+            Cards KDIRECT, KORDER, BGORDER, BG0 ..., DOMNX, DOMNY, DOMX0, DOMY0; BG0LO ..., what a card could not hold
+            of BG0 ..., and SKYRA0, SKYDE0 ... of the corners where there are any.
 
         Raises
         ------
@@ -87,18 +140,26 @@ class MatchKernel:
         """
         try:
             order, background_order = header["KORDER"], header["BGORDER"]
-            background = np.array([header[f"BG{i}"] for i in range(count_terms(background_order))])
+            terms = range(count_terms(background_order))
+            background = np.array([header[f"BG{i}"] + header.get(f"BG{i}LO", 0.0) for i in terms])
             domain = Domain((header["DOMNY"], header["DOMNX"]), (header["DOMY0"], header["DOMX0"]))
             direction = header["KDIRECT"]
         except KeyError as e:
             raise InputError(f"KERNEL: {e.args[0]}") from None
+        if direction not in ("reference", "science"):
+            raise InputError(f"KERNEL: KDIRECT = {direction!r}; allowed: reference, science")
         if pixels.ndim != 3 or len(pixels) != count_terms(order):
             raise InputError(
                 f"KERNEL of shape {pixels.shape}; {count_terms(order)} images are needed for KORDER = {order}"
             )
+        if not np.isfinite(pixels).all() or not np.isfinite(background).all():
+            raise InputError("KERNEL: values that are not finite")
+        corners = None
+        if "SKYRA0" in header:
+            corners = np.array([[header[f"SKYRA{i}"], header[f"SKYDE{i}"]] for i in range(4)])
         return cls(
             direction, np.asarray(pixels, float), np.eye(len(pixels)), order, background, background_order, domain,
-            rank=header.get("KRANK", 0), size=header.get("KSIZE", 0),
+            rank=header.get("KRANK", 0), size=header.get("KSIZE", 0), corners=corners, fitted=False,
         )  # fmt: skip
 
     @property
@@ -133,3 +194,39 @@ class MatchKernel:
         return np.tensordot(
             self.background, polynomial_terms(*self.domain.uv(x, y), self.background_order), axes=(0, 0)
         )
+
+    def reach(self, lost_weight: float = LOST_WEIGHT) -> int:
+        """Half-size of the box outside which the kernel has less than this share of its absolute weight, px."""
+        k = np.abs(self.at(*self.domain.centre))
+        half = k.shape[0] // 2
+        inside = [k[half - r : half + r + 1, half - r : half + r + 1].sum() for r in range(half + 1)]
+        return int(np.argmax(np.array(inside) >= (1 - lost_weight) * k.sum()))
+
+    def apply(
+        self,
+        exposure: Exposure,
+        correlation: np.ndarray | None = None,
+        *,
+        lost_weight: float = LOST_WEIGHT,
+        leak: float = LEAK,
+    ) -> Exposure:
+        """K (x) exposure + b: the exposure with the PSF, flux scale and background of the one it was matched to.
+
+        Image, variance (K squared), mask (grown by the kernel's weight, not its box) and PSF, as `difference` makes
+        them: pixels that bad ones reach too hard are NaN.
+
+        Parameters
+        ----------
+        exposure : Exposure
+            On the grid of the kernel, with variance; on any device.
+        correlation : (2 l + 1, 2 l + 1), optional
+            Correlation of its noise by lag, 1 in the middle; white if missing.
+        lost_weight, leak : float
+            As the settings of `difference`.
+
+        Raises
+        ------
+        InputError
+            No variance, or another shape than the kernel's field.
+        """
+        return apply(self, exposure, correlation, lost_weight, leak)

@@ -164,3 +164,25 @@ def filling_taps(sigma: float) -> np.ndarray:
     """The whole filter of `fill_masked`, out to four sigma: float32 (2 r + 1,)."""
     half = gaussian_taps(sigma, 4.0)
     return np.concatenate([half[:0:-1], half]).astype(np.float32)
+
+
+def smeared(kernels: Array, rho: np.ndarray | None) -> Array:
+    """rho (x) k of kernels (..., kh, kw), on the kernels' own support."""
+    if rho is None:
+        return kernels
+    half = rho.shape[0] // 2
+    padded = backend_of(kernels).xp.pad(kernels, [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)])
+    h, w = kernels.shape[-2:]
+    return sum(
+        float(rho[j, i]) * padded[..., 2 * half - j : 2 * half - j + h, 2 * half - i : 2 * half - i + w]
+        for j in range(2 * half + 1)
+        for i in range(2 * half + 1)
+    )
+
+
+def correlated_square(kernels: Array, rho: np.ndarray | None) -> Array:
+    """k(u) (rho (x) k)(u) of kernels (..., kh, kw): what the variance of a correlated image is convolved with.
+
+    With white noise it is the square of the kernel; the sum is the variance gain of the kernel.
+    """
+    return kernels * smeared(kernels, rho)

@@ -17,7 +17,7 @@ from skydelta.errors import ConfigError
 from skydelta.stages.base import Stage, explain
 from skydelta.stages.registry import get, names
 
-RESERVED = ("id", "stage", "inputs", "outputs")
+RESERVED = ("id", "stage", "enabled", "inputs", "outputs")
 """Keys of a step that are not configuration of its stage."""
 
 
@@ -162,7 +162,9 @@ def load(
     if device is not None:
         data.setdefault("run", {})["device"] = device
     file = _checked(label, data)
-    steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps))
+    steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps) if _enabled(label, i, raw))
+    if not steps:
+        raise ConfigError(f"{label}: steps: every step has enabled = false; at least one is needed")
     seen: set[str] = set()
     for i, step in enumerate(steps):
         if step.id in seen:
@@ -205,6 +207,14 @@ def _absolute(path: Any) -> Any:
     if isinstance(path, list | tuple):
         return [_absolute(p) for p in path]
     return str(Path(path).absolute()) if isinstance(path, str | Path) else path
+
+
+def _enabled(label: str, index: int, raw: Mapping[str, Any]) -> bool:
+    """Does the step take part? One that does not is left out, as if the file did not have it."""
+    value = raw.get("enabled", True)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{label}: steps[{index}].enabled: {value!r}; true or false is needed")
+    return value
 
 
 def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
@@ -287,6 +297,7 @@ def schema() -> dict[str, Any]:
         properties = {
             "stage": {"const": name},
             "id": {"type": "string"},
+            "enabled": {"type": "boolean"},
             "inputs": {"type": "object", "properties": {p: {"type": "string"} for p in stage.inputs}},
             "outputs": {"type": "object", "properties": {p: {"type": "string"} for p in stage.outputs}},
             **config.get("properties", {}),

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read an image from a path."""
+"""Read an image, or a matching kernel, from a path."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.reader import split_extension
+from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.read import read
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
@@ -58,6 +60,27 @@ class Load(Stage[LoadConfig]):
             if name != "warnings":
                 ctx.metric(name, note)
         return {"image": exposure}
+
+
+class LoadKernelConfig(StageConfig):
+    """Where the kernel is."""
+
+    file: str = Field(description="FILE, a difference.fits or a saved kernel, or FILE[EXT].")
+
+
+class LoadKernel(Stage[LoadKernelConfig]):
+    """A matching kernel of an earlier run, for `match` to use instead of a fit."""
+
+    name = "load_kernel"
+    version = 1
+    inputs: ClassVar[Mapping[str, Port]] = {}
+    outputs = {"kernel": Port(MatchKernel, "the stored kernel")}
+    files = ("file",)
+
+    def run(self, ctx: Context) -> dict[str, Any]:  # type: ignore[override]
+        kernel = MatchKernel.load(_under(ctx.base, self.config.file))
+        ctx.metric("kernel_file", self.config.file)
+        return {"kernel": kernel}
 
 
 def _under(base: Path | None, path: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.pairnoise import LAG, PairNoise
-from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.backend import Array, Backend, to_host
 from skydelta.kernels.background import cell_statistics
 from skydelta.kernels.cutouts import Windows
 from skydelta.kernels.usable import usable_pixels
@@ -111,25 +111,3 @@ def _cells(blocks: Array, good: Array) -> tuple[Array, Array, Array]:
     n, side = blocks.shape[:2]
     made = cell_statistics(blocks.reshape(-1, side), good.reshape(-1, side), side)
     return made[0].reshape(n, 1, 1), made[1].reshape(n, 1, 1), made[2].reshape(n, 1, 1)
-
-
-def smeared(kernels: Array, rho: np.ndarray | None) -> Array:
-    """rho (x) k of kernels (..., kh, kw), on the kernels' own support."""
-    if rho is None:
-        return kernels
-    half = rho.shape[0] // 2
-    padded = backend_of(kernels).xp.pad(kernels, [(0, 0)] * (kernels.ndim - 2) + [(half, half), (half, half)])
-    h, w = kernels.shape[-2:]
-    return sum(
-        float(rho[j, i]) * padded[..., 2 * half - j : 2 * half - j + h, 2 * half - i : 2 * half - i + w]
-        for j in range(2 * half + 1)
-        for i in range(2 * half + 1)
-    )
-
-
-def correlated_square(kernels: Array, rho: np.ndarray | None) -> Array:
-    """k(u) (rho (x) k)(u) of kernels (..., kh, kw): what the variance of a correlated image is convolved with.
-
-    With white noise it is the square of the kernel; the sum is the variance gain of the kernel.
-    """
-    return kernels * smeared(kernels, rho)

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 BUILTIN = {
     "load": "skydelta.stages.load:Load",
+    "load_kernel": "skydelta.stages.load:LoadKernel",
     "background": "skydelta.stages.background:Background",
     "psf": "skydelta.stages.psf:MeasurePsf",
     "align": "skydelta.stages.align:Align",

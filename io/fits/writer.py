@@ -244,8 +244,15 @@ def kernel_hdu(kernel: MatchKernel) -> fits.ImageHDU:
     h["KORDER"] = (kernel.order, "total degree of the kernel over the field")
     h["BGORDER"] = (kernel.background_order, "total degree of the background")
     h["KRANK"], h["KSIZE"] = (kernel.rank, "rank of the fit"), (kernel.size, "free parameters of the fit")
-    for i, value in enumerate(kernel.background):
-        h[f"BG{i}"] = (float(value), "coefficient of the background")
+    h["KFITTED"] = (kernel.fitted, "to this pair; F: stored by an earlier run")
+    for i, value in enumerate(kernel.background.tolist()):
+        # a card holds 14 digits of any number: what is left of a double follows in another
+        shown = float(f"{value:.13e}")
+        h[f"BG{i}"] = (shown, "coefficient of the background")
+        if value != shown:
+            h[f"BG{i}LO"] = (float(f"{value - shown:.13e}"), f"to be added to BG{i}")
+    for i, (ra, dec) in enumerate([] if kernel.corners is None else kernel.corners.tolist()):
+        h[f"SKYRA{i}"], h[f"SKYDE{i}"] = (ra, "ICRS of a corner of the field, deg"), (dec, "lower, then upper; deg")
     _domain_cards(h, kernel)
     return hdu
 

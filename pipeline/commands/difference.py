@@ -24,6 +24,11 @@ PLANES = {
 @click.argument("reference")
 @RUN_OPTIONS
 @click.option("--id", "id_", metavar="NAME", help="Name of the item; else the science file's.")
+@click.option(
+    "--kernel",
+    metavar="FILE[EXT]",
+    help="Use the matching kernel of an earlier difference.fits, or a saved one, instead of fitting one.",
+)
 @click.option("--aligned", is_flag=True, help="The images are on one pixel grid: use no WCS to align them.")
 @options(
     *(
@@ -49,6 +54,7 @@ def difference(
     dry_run: bool,
     no_progress: bool,
     id_: str | None,
+    kernel: str | None,
     aligned: bool,
     **planes: str | None,
 ) -> None:
@@ -64,6 +70,9 @@ def difference(
             settings.append(f"steps.{role}.{plane}={_toml(text, number=plane == 'image')}")
     if aligned:
         settings.append("steps.align.aligned=true")
+    if kernel is not None:
+        path = _toml(str(Path(kernel).absolute()), number=False)
+        settings += ["steps.load_kernel.enabled=true", f"steps.load_kernel.file={path}"]
     run_workflow(
         "difference",
         inputs={"science": science, "reference": reference},

@@ -10,26 +10,18 @@ from astropy import units as u
 from pydantic import Field
 
 from skydelta.errors import InputError
+from skydelta.io.convolved import LEAK, LOST_WEIGHT, convolve
 from skydelta.io.exposure import Exposure
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.planes import INVALID, MaskPlanes
-from skydelta.kernels.backend import Array, Backend, to_host
-from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, fill_masked
+from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.masks import merge_masks
-from skydelta.kernels.polynomial import polynomial_plane
 from skydelta.kernels.significance import Planes
-from skydelta.kernels.subtract import DOUBT, SUBTRACT
+from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.difference.score import score
-from skydelta.stages.noise import correlated_square, pair_noise
+from skydelta.stages.noise import pair_noise
 from skydelta.stages.robust import levels
-
-VARIANCE_TILE = 32
-"""One squared kernel for each tile of this side, px: the variance then errs below 1 %."""
-
-
-HIDDEN = 30.0
-"""A saturated pixel may hide this many times its value: stars of a few 10^6 electrons at a level of 5 10^4."""
 
 SAMPLES = 2e5
 """Pixels of which the report takes medians, about."""
@@ -39,14 +31,14 @@ class DifferenceConfig(StageConfig):
     """How the difference is formed."""
 
     lost_weight: float = Field(
-        0.005,
+        LOST_WEIGHT,
         gt=0,
         lt=1,
         description="Share of the kernel's absolute weight on bad pixels from which on a pixel is blanked.",
     )
 
     leak: float = Field(
-        0.3,
+        LEAK,
         gt=0,
         description="Standard deviations that the filling of bad pixels may add to a pixel through the kernel before "
         "that pixel is blanked.",
@@ -97,7 +89,6 @@ class Difference(Stage[DifferenceConfig]):
                 raise InputError(f"difference: the {role} image has no {'variance' if e.variance is None else 'PSF'}")
         forward = kernel.direction == "reference"
         moved, fixed = (reference, science) if forward else (science, reference)
-        backend = science.backend
         good_moved, good_fixed = moved.good(), fixed.good()
         total = float(kernel.at(*kernel.domain.centre).sum())
         noise = kernel.noise or pair_noise(science, reference)
@@ -105,22 +96,16 @@ class Difference(Stage[DifferenceConfig]):
         rho_moved, rho_fixed = (rho_reference, rho_science) if forward else (rho_science, rho_reference)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over
-        filled, filled_variance = fill_masked(moved.image, moved.variance, good_moved)
-        u_, v = kernel.domain.uv(np.arange(moved.shape[1]), np.arange(moved.shape[0]))
-        convolved = convolve_field(filled, kernel.images, u_, v, kernel.order)
-        convolved += polynomial_plane(backend, kernel.background, kernel.background_order, u_, v)
-        local = _tile_kernels(backend, kernel, moved.shape)
-        spread = convolve_tiles(filled_variance, correlated_square(local, rho_moved), VARIANCE_TILE)
-        leak, lost = bad_reach(_doubt(moved, filled, good_moved), good_moved, local, VARIANCE_TILE)
+        convolved = convolve(kernel, moved, good_moved, rho_moved)
         sign, scale = (1.0, 1.0) if forward else (-1.0, 1.0 / total)
         made = SUBTRACT(
             fixed=fixed.image,
-            convolved=convolved,
+            convolved=convolved.image,
             fixed_variance=fixed.variance,
-            spread=spread,
+            spread=convolved.variance,
             good=good_fixed & good_moved,
-            lost=lost,
-            leak=leak,
+            lost=convolved.lost,
+            leak=convolved.leak,
             factor=sign * scale,
             factor2=scale**2,
             most=self.config.lost_weight,
@@ -142,7 +127,7 @@ class Difference(Stage[DifferenceConfig]):
         difference = science.with_(image=image, variance=variance, psf=fixed.psf, **common)
         whitened = science.with_(image=white, variance=white_variance, psf=white_psf, **common)
         score_plane = science.with_(image=snr, variance=None, psf=None, unit=u.dimensionless_unscaled, **common)
-        picture = convolved if forward else fixed.image * np.float32(scale)
+        picture = convolved.image if forward else fixed.image * np.float32(scale)
         matched = reference.with_(image=picture, variance=None, psf=None, unit=science.unit, wcs=science.wcs)
         return {"difference": difference, "whitened": whitened, "score": score_plane, "matched": matched}
 
@@ -175,7 +160,7 @@ class Difference(Stage[DifferenceConfig]):
             spreading[moved],
             reached,
             usable,
-            _reach(kernel, self.config.lost_weight),
+            kernel.reach(self.config.lost_weight),
             planes.invalid,
             # what is reached and has no bit of its own yet was reached past the edge of the frame
             planes.bit("EDGE_TEMPLATE" if forward and "EDGE_TEMPLATE" in planes else "EDGE"),
@@ -218,27 +203,3 @@ class Difference(Stage[DifferenceConfig]):
                 half = rho.shape[0] // 2
                 ctx.metric(f"noise_correlation_{role}", float(max(rho[half, half + 1], rho[half + 1, half])))
                 ctx.flag(f"correlated_noise_{role}", f"the {role} image's noise is correlated; its covariance is used")
-
-
-def _doubt(moved: Exposure, filled: Array, good: Array) -> Array:
-    """How wrong the filling of a bad pixel may be: as the light around it, or, saturated, as what it may hide."""
-    mask = moved.backend.xp.zeros(moved.shape, np.int32) if moved.mask is None else moved.mask
-    saturated = moved.planes.bit("SAT")
-    return DOUBT(good=good, filled=filled, image=moved.image, mask=mask, saturated=saturated, hidden=HIDDEN)["doubt"]
-
-
-def _tile_kernels(backend: Backend, kernel: MatchKernel, shape: tuple[int, int]) -> Array:
-    """The kernel at the centre of each tile of `VARIANCE_TILE` px, made on the device: float32 (n_y, n_x, kh, kw)."""
-    y, x = ((np.arange(-(-n // VARIANCE_TILE)) + 0.5) * VARIANCE_TILE - 0.5 for n in shape)
-    at_x, at_y = np.meshgrid(x, y)
-    phi = backend.asarray(kernel.spatial_terms(at_x.ravel(), at_y.ravel()).T)
-    images = backend.asarray(kernel.images.reshape(phi.shape[1], -1))
-    return (phi @ images).astype(np.float32).reshape(*at_x.shape, *kernel.shape)
-
-
-def _reach(kernel: MatchKernel, lost_weight: float) -> int:
-    """Half-size of the box outside which the kernel has less than this share of its absolute weight, px."""
-    k = np.abs(kernel.at(*kernel.domain.centre))
-    half = k.shape[0] // 2
-    inside = [k[half - r : half + r + 1, half - r : half + r + 1].sum() for r in range(half + 1)]
-    return int(np.argmax(np.array(inside) >= (1 - lost_weight) * k.sum()))

@@ -15,13 +15,15 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import to_host
+from skydelta.kernels.convolve import smeared
 from skydelta.kernels.normal_equations import BUDGET, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
-from skydelta.stages.noise import pair_noise, smeared
+from skydelta.stages.match.stored import check_grid, corners_of, stamp_chi2
+from skydelta.stages.noise import pair_noise
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
 
@@ -64,21 +66,24 @@ class Match(Stage[MatchConfig]):
     float64 (Alard & Lupton 1998; Alard 2000), weights from a noise model, stamps clipped by their chi2, every fifth
     stamp held out and its chi2 reported.
 
+    A stored kernel is used as it is, not fitted: its grid is checked, and all stamps are held out.
+
     Raises
     ------
     InputError
-        Different shapes, or an image without variance.
+        Different shapes, an image without variance, or a stored kernel for another grid.
     AlgorithmError
         No usable star (the counts are in the message).
     """
 
     name = "match"
-    version = 1
+    version = 2
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
         "science_stars": Port(Stars, "stars of the science image; found if missing", optional=True),
         "reference_stars": Port(Stars, "stars of the reference; found if missing", optional=True),
+        "stored": Port(MatchKernel, "kernel of an earlier run, used instead of a fit", optional=True),
     }
     outputs = {"kernel": Port(MatchKernel, "the matching kernel")}
 
@@ -96,12 +101,15 @@ class Match(Stage[MatchConfig]):
         reference: Exposure,
         science_stars: Stars | None = None,
         reference_stars: Stars | None = None,
+        stored: MatchKernel | None = None,
     ) -> dict[str, Any]:
         if science.shape != reference.shape:
             raise InputError(f"match: science is {science.shape}, reference {reference.shape}; align them first")
         for role, exposure in (("science", science), ("reference", reference)):
             if exposure.variance is None:
                 raise InputError(f"match: the {role} image has no variance; `read` estimates one, or give variance=")
+        if stored is not None:
+            check_grid(ctx, stored, science, self.config.max_shift, self.config.convolve)
         stars = {
             "science": science_stars if science_stars is not None else find_stars(science),
             "reference": reference_stars if reference_stars is not None else find_stars(reference),
@@ -109,7 +117,7 @@ class Match(Stage[MatchConfig]):
         check = register_check(stars["science"], stars["reference"], science.shape, self.config.max_shift)
         self._report_registration(ctx, check)
         widths = {"science": field_fwhm(science), "reference": field_fwhm(reference)}
-        direction = self.config.convolve
+        direction = self.config.convolve if stored is None else stored.direction
         if direction == "auto":
             direction = "reference" if widths["reference"] <= widths["science"] else "science"
         sharp, broad = (reference, science) if direction == "reference" else (science, reference)
@@ -117,13 +125,45 @@ class Match(Stage[MatchConfig]):
         scale = ratio if direction == "reference" else 1 / ratio
         other = "science" if direction == "reference" else "reference"
         noise = pair_noise(science, reference)
-        correlation = noise.correlations(ratio)[0 if direction == "science" else 1]
-        kernel = self._fit(
-            ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale, correlation
-        )
+        if stored is None:
+            correlation = noise.correlations(ratio)[0 if direction == "science" else 1]
+            kernel = self._fit(
+                ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale, correlation
+            )
+            kernel = replace(kernel, corners=corners_of(science))
+        else:
+            kernel = self._stored(ctx, stored, sharp, broad, stars[direction], widths[other], widths[direction])
         for name, value in widths.items():
             ctx.metric(f"fwhm_{name}_px", value)
         return {"kernel": replace(kernel, noise=noise)}
+
+    def _stored(
+        self,
+        ctx: Context,
+        kernel: MatchKernel,
+        sharp: Exposure,
+        broad: Exposure,
+        stars: Stars,
+        broad_fwhm: float,
+        sharp_fwhm: float,
+    ) -> MatchKernel:
+        """The kernel as it is, with the chi2 of stamps none of which it was fitted to."""
+        width, half = matching_width(broad_fwhm, sharp_fwhm), max(kernel.shape) // 2
+        stamp = self._stamp_half(broad_fwhm, sharp_fwhm)
+        chosen = select(stars, sharp.good(), broad.good(), stamp, half)
+        chosen = replace(chosen, held_out=np.ones(len(chosen), bool))
+        chi2, slope = np.zeros(0), float("nan")
+        if len(chosen):
+            stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
+            weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
+            chi2 = stamp_chi2(kernel, stamps, chosen, weight)
+        kernel = replace(kernel, **_judged(chosen, chi2, np.zeros(len(chosen), bool), kernel.sums(chosen.x, chosen.y)))
+        _report(ctx, kernel, slope, width)
+        return kernel
+
+    def _stamp_half(self, broad_fwhm: float, sharp_fwhm: float) -> int:
+        """Half-size of a stamp, px."""
+        return self.config.stamp_half or int(np.clip(np.ceil(3.8 * max(broad_fwhm, sharp_fwhm)), 9, 30))
 
     def _report_registration(self, ctx: Context, check: Registration) -> None:
         ctx.metric("registration_pairs", check.pairs)
@@ -169,7 +209,7 @@ class Match(Stage[MatchConfig]):
     ) -> MatchKernel:
         width = matching_width(broad_fwhm, sharp_fwhm)
         half = self.config.kernel_half or kernel_half(width)
-        stamp = self.config.stamp_half or int(np.clip(np.ceil(3.8 * max(broad_fwhm, sharp_fwhm)), 9, 30))
+        stamp = self._stamp_half(broad_fwhm, sharp_fwhm)
         good_sharp, good_broad = sharp.good(), broad.good()
         chosen = select(stars, good_sharp, good_broad, stamp, half)
         if not len(chosen):
@@ -186,7 +226,7 @@ class Match(Stage[MatchConfig]):
         if order < asked:
             ctx.flag("order_lowered", f"{count} stamps support spatial order {order}, not {asked}")
         background_order = supported_order(self.config.background_order, count)
-        basis = gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS)
+        basis = orthonormal(gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS), sharp_fwhm / 2.3548)
         images, domain = basis.images(), Domain.of(sharp.shape)
         margin = max(half, weight_margin(width))
         stamps = Stamps.cut(sharp, broad, chosen, stamp, margin)
@@ -210,7 +250,16 @@ class Match(Stage[MatchConfig]):
         free = layout(basis.size, count_terms(background_order), order, self.config.photometric == "varying")
         result = fit(sums, phi, free, fitted, self.config.clip)
         kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
-        _report(ctx, kernel, result, chosen, slope, width)
+        _report(ctx, kernel, slope, width)
+        if result.shared:
+            ctx.flag(
+                "shared_noise",
+                "the images agree far better than their noise allows: one seems to be part of the other",
+            )
+        if kernel.rank < kernel.size:
+            ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
+        if result.used.sum() < FEW:
+            ctx.flag("few_stamps", f"the kernel rests on {int(result.used.sum())} stamps")
         return kernel
 
 
@@ -232,25 +281,8 @@ def _kernel(
     n_b = len(images)
     term, spatial = (i.tolist() for i in np.nonzero(result.layout.free))
     names = tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True))
-    role = np.where(chosen.held_out, "held-out", np.where(result.used, "fit", "clipped"))
     coefficients = result.table[:n_b]
-    stamps = Table(
-        {
-            "x": chosen.x.astype(float),
-            "y": chosen.y.astype(float),
-            "role": role,
-            "chi2": result.chi2,
-            "kernel_sum": phi @ (images.sum(axis=(1, 2)) @ coefficients),
-        },
-        copy=False,
-    )
-    of = {
-        "fit": result.chi2[result.used & ~chosen.held_out],
-        "held_out": result.chi2[chosen.held_out],
-        "clipped": result.chi2[~result.used & ~chosen.held_out],
-    }
-    quality = {f"chi2_{k}": float(np.median(v)) if len(v) else float("nan") for k, v in of.items()}
-    quality |= {f"stamps_{k}": float(len(v)) for k, v in of.items()}
+    sums = phi @ (images.sum(axis=(1, 2)) @ coefficients)
     return MatchKernel(
         direction=direction,
         basis=images,
@@ -264,14 +296,28 @@ def _kernel(
         condition=result.solution.condition,
         rank=result.solution.rank,
         size=result.layout.size,
-        stamps=stamps,
-        quality=quality,
+        **_judged(chosen, result.chi2, result.used, sums),
     )
 
 
-def _report(ctx: Context, kernel: MatchKernel, result: Fit, chosen: Selection, slope: float, width: float) -> None:
+def _judged(chosen: Selection, chi2: np.ndarray, used: np.ndarray, sums: np.ndarray) -> dict[str, Any]:
+    """Table and figures of the stamps, by their roles in the fit."""
+    role = np.where(chosen.held_out, "held-out", np.where(used, "fit", "clipped"))
+    columns = {"x": chosen.x.astype(float), "y": chosen.y.astype(float), "role": role, "chi2": chi2}
+    of = {
+        "fit": chi2[used & ~chosen.held_out],
+        "held_out": chi2[chosen.held_out],
+        "clipped": chi2[~used & ~chosen.held_out],
+    }
+    quality = {f"chi2_{k}": float(np.median(v)) if len(v) else float("nan") for k, v in of.items()}
+    quality |= {f"stamps_{k}": float(len(v)) for k, v in of.items()}
+    return {"stamps": Table({**columns, "kernel_sum": sums}, copy=False), "quality": quality}
+
+
+def _report(ctx: Context, kernel: MatchKernel, slope: float, width: float) -> None:
     for name, value in kernel.quality.items():
         ctx.metric(name, int(value) if name.startswith("stamps") else value)
+    ctx.metric("kernel_fitted", kernel.fitted)
     ctx.metric("direction", kernel.direction)
     ctx.metric("kernel_sum", float(kernel.sums(*kernel.domain.centre)[0]))
     ctx.metric("kernel_half_px", kernel.shape[0] // 2)
@@ -282,11 +328,3 @@ def _report(ctx: Context, kernel: MatchKernel, result: Fit, chosen: Selection, s
     ctx.metric("rank", kernel.rank)
     ctx.metric("parameters", kernel.size)
     ctx.metric("variance_slope", slope)
-    if result.shared:
-        ctx.flag(
-            "shared_noise", "the images agree far better than their noise allows: one seems to be part of the other"
-        )
-    if kernel.rank < kernel.size:
-        ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
-    if result.used.sum() < FEW:
-        ctx.flag("few_stamps", f"the kernel rests on {int(result.used.sum())} stamps")

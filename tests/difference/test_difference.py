@@ -9,9 +9,10 @@ from scipy.ndimage import binary_dilation
 from support_pairs import context, pair, scene_exposures, subtract, whole_chain
 from support_scoring import robust_std
 
+from skydelta.kernels.convolve import correlated_square
 from skydelta.pipeline.simulate import build
 from skydelta.stages.difference import Difference
-from skydelta.stages.noise import correlated_square, pair_noise
+from skydelta.stages.noise import pair_noise
 
 
 def blank(p, made, margin=10):

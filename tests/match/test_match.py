@@ -11,7 +11,7 @@ from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.normal_equations import System, solve, stamp_sums
 from skydelta.stages.match import Match
-from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width
+from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, near_pairs
 
@@ -112,12 +112,33 @@ def test_a_variable_star_is_clipped_and_held_out_stamps_are_not_fitted():
     assert kernel.quality["stamps_fit"] == (role == "fit").sum()
 
 
-@pytest.mark.parametrize("scale", [1e-6, 2.0**20, 1e6])
-def test_units_do_not_matter(scale):
-    plain, _ = subtract(pair(seed=7))
-    scaled, _ = subtract(pair(seed=7, scale=scale))
-    np.testing.assert_allclose(scaled.at(100, 50), plain.at(100, 50), atol=1e-4 * plain.at(100, 50).max())
-    assert len(scaled.stamps) == len(plain.stamps)
+@pytest.fixture(scope="module")
+def plain_units():
+    return subtract(pair(seed=7))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_units_do_not_matter(plain_units, scale, figure):
+    plain, first = plain_units
+    scaled, made = subtract(pair(seed=7, scale=scale))
+    np.testing.assert_array_equal(scaled.stamps["role"], plain.stamps["role"])
+    off = np.abs(scaled.at(100, 50) - plain.at(100, 50)).max() / plain.at(100, 50).max()
+    figure(f"kernel with pixels x {scale:g}, relative to its peak", off, 1e-6)
+    np.testing.assert_allclose(scaled.background / scale, plain.background, rtol=1e-3, atol=1e-3)
+    score = np.abs(made["score"].image - first["score"].image)
+    figure(f"score with pixels x {scale:g}", np.nanmax(score / np.maximum(np.abs(first["score"].image), 1)), 1e-4)
+
+
+@pytest.mark.parametrize("power", [-20, 20])
+def test_a_power_of_two_changes_no_bit(plain_units, power):
+    plain, first = plain_units
+    scale = 2.0**power
+    scaled, made = subtract(pair(seed=7, scale=scale))
+    assert scaled.images.tobytes() == plain.images.tobytes()
+    assert (scaled.background / scale).tobytes() == plain.background.tobytes()
+    assert made["score"].image.tobytes() == first["score"].image.tobytes()
+    assert (made["difference"].image / np.float32(scale)).tobytes() == first["difference"].image.tobytes()
+    assert (made["difference"].variance / np.float32(scale**2)).tobytes() == first["difference"].variance.tobytes()
 
 
 @pytest.mark.parametrize(("stars", "order"), [(1, 0), (2, 0), (5, 0), (60, 2)])
@@ -233,3 +254,27 @@ def test_near_pairs_are_those_of_all_distances():
     want = np.nonzero(cdist(s, r) <= SEARCH)
     assert set(zip(*near_pairs(s, r), strict=True)) == set(zip(*want, strict=True))
     assert not len(near_pairs(s, s + 1000)[0])
+
+
+def test_the_basis_is_orthonormal_as_seen_through_a_star():
+    """And spans the same functions, with the sum on the first alone."""
+    plain = gaussian_basis(1.3, 12)
+    made = orthonormal(plain, 1.2)
+    images = made.images()
+    pad = np.pad(images, ((0, 0), (6, 6), (6, 6)))
+    seen = np.array([fftconvolve(b, gaussian(1.2, 6), "same") for b in pad]).reshape(plain.size, -1)
+    gram = seen @ seen.T
+    np.testing.assert_allclose(gram[1:, 1:], np.eye(plain.size - 1), atol=2e-3)
+    sums = images.sum(axis=(1, 2))
+    assert sums[0] == pytest.approx(1, abs=1e-8)
+    assert np.abs(sums[1:]).max() < 1e-8 * np.abs(images).max()
+    q, _ = np.linalg.qr(images.reshape(plain.size, -1).T)
+    old = plain.images().reshape(plain.size, -1).T
+    old /= np.linalg.norm(old, axis=0)
+    assert np.abs(old - q @ (q.T @ old)).max() < 1e-7
+
+
+def test_the_kernel_is_well_conditioned():
+    kernel, _ = subtract(pair(seed=7), order=0)
+    assert kernel.rank == kernel.size
+    assert kernel.condition < 1e6

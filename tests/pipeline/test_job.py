@@ -151,3 +151,23 @@ def test_peak_memory_of_a_2048_pair(simulated, tmp_path, figure):
     figure("peak memory of the 2048 pair, GB", peak / 1e9, 2.0)
     planned = plan(load("difference", inputs={"science": truth.science, "reference": truth.reference})).memory
     figure("planned memory over that of the job", planned / (peak - loaded), (0.7, 1.5))
+
+
+def test_a_stored_kernel_gives_the_same_products(simulated, first, tmp_path, skydelta):
+    kernel = first / "items/field/difference.fits"
+    words = ["difference", simulated.science, simulated.reference, "--device", "cpu", "--id", "field", "--no-progress"]
+    result = skydelta(*words, "--kernel", kernel, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    item = tmp_path / "out/items/field"
+    for name in ("catalog.ecsv", "catalog.parquet", "stamps.fits"):
+        assert (item / name).read_bytes() == (first / "items/field" / name).read_bytes(), name
+    with fits.open(kernel) as old, fits.open(item / "difference.fits") as new:
+        assert [h.name for h in old] == [h.name for h in new]
+        for a, b in zip(old[1:], new[1:], strict=True):
+            assert a.data.tobytes() == b.data.tobytes(), a.name
+        assert old["KERNEL"].header["KFITTED"]
+        assert not new["KERNEL"].header["KFITTED"]
+    receipt = json.loads((item / "receipt.json").read_text())
+    metrics = {k: v for s in receipt["steps"] for k, v in s["metrics"].items()}
+    assert metrics["kernel_file"] == str(kernel)
+    assert metrics["stamps_fit"] == 0

@@ -26,6 +26,8 @@ def written(folder, text):
         (MATCH + "ordre = 1\n", "steps[1].match.ordre: unknown key"),
         (MATCH + "inputs = { image = 'science' }\n", "steps[1].inputs.image: match has no such port; it has science"),
         (MATCH + "outputs = { kernels = 'k' }\n", "steps[1].outputs.kernels: match has no such port; it has kernel"),
+        (MATCH + "enabled = 1\n", "steps[1].enabled: 1; true or false is needed"),
+        (MATCH.replace('load"', 'load"\nenabled = false') + "enabled = false\n", "every step has enabled = false"),
         (MATCH + "inputs = 'science'\n", "steps[1].inputs: a table of port = name is needed"),
         (MATCH + "id = 'a b'\n", "steps[1].id: 'a b'; letters, digits"),
         (MATCH + "id = 'load'\n", "steps[1].id: 'load' is used twice"),
@@ -93,8 +95,8 @@ def test_an_id_comes_before_a_stage_of_that_name(tmp_path):
         ("steps..order=3", "path=value is needed"),
         ("steps.mtach.order=3", "no step 'mtach'; the steps are science, reference, background_science"),
         ("steps.match=3", "steps.<id or stage>.<key>=value"),
-        ("steps.match.order=9", "steps[7].match.order: 9 is above"),
-        ("steps.match.ordre=1", "steps[7].match.ordre: unknown key"),
+        ("steps.match.order=9", "steps[8].match.order: 9 is above"),
+        ("steps.match.ordre=1", "steps[8].match.ordre: unknown key"),
         ("name.x=1", "'name' is no table"),
         ("run.colour=red", "run.colour: unknown key"),
     ],
@@ -179,3 +181,13 @@ def test_schema_refers_to_nothing_that_is_missing():
 def test_reserved_keys_are_no_settings():
     for step in load("difference").steps:
         assert not set(workflow.RESERVED) & set(step.stage.config_class().model_fields)
+
+
+def test_a_step_that_is_not_enabled_is_not_there():
+    plain, again = load("difference"), load("difference", set_=["steps.load_kernel.enabled=false"])
+    assert "load_kernel" not in [s.id for s in plain.steps]
+    assert plain.described() == again.described()
+    kernel = load("difference", set_=["steps.load_kernel.enabled=true", "steps.load_kernel.file=k.fits"])
+    assert [s.id for s in kernel.steps if s.id not in [t.id for t in plain.steps]] == ["load_kernel"]
+    with pytest.raises(ConfigError, match=r"steps\[7\].load_kernel.file: missing"):
+        load("difference", set_=["steps.load_kernel.enabled=true"])
