@@ -77,7 +77,8 @@ class _File:
         except FileNotFoundError:
             raise InputError(f"{path}: no such file") from None
         except (OSError, ValueError) as e:
-            raise InputError(f"{path}: cannot be opened: {getattr(e, 'strerror', e)}") from None
+            number = getattr(e, "errno", None)
+            raise InputError(f"{path}: cannot be opened: {getattr(e, 'strerror', e)}", errno=number) from None
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
@@ -86,7 +87,9 @@ class _File:
             try:
                 part = os.pread(self._file.fileno(), min(wanted, 1 << 30), offset)
             except OSError as e:
-                raise InputError(f"{self._path}: cannot be read at byte {offset}: {e.strerror}") from None
+                raise InputError(
+                    f"{self._path}: cannot be read at byte {offset}: {e.strerror}", errno=e.errno
+                ) from None
             if not part:
                 break
             parts.append(part)
@@ -100,7 +103,8 @@ class _File:
             try:
                 got = os.preadv(self._file.fileno(), [view[done : done + (1 << 30)]], offset + done)
             except OSError as e:
-                raise InputError(f"{self._path}: cannot be read at byte {offset + done}: {e.strerror}") from None
+                where = f"{self._path}: cannot be read at byte {offset + done}"
+                raise InputError(f"{where}: {e.strerror}", errno=e.errno) from None
             if not got:
                 break
             done += got
@@ -227,7 +231,8 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
         os.replace(temporary, path)
         _flush_folder(path.parent)
     except (OSError, ValueError) as e:
-        raise InputError(f"{asked}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
+        why = getattr(e, "strerror", None) or e
+        raise InputError(f"{asked}: cannot be written: {why}", errno=getattr(e, "errno", None)) from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)

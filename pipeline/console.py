@@ -14,20 +14,40 @@ from skydelta.errors import ExitCode, SkydeltaError
 
 
 def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn our own errors into one line and their exit code, and Ctrl-C into 130."""
+    """Turn our own errors into one line and their exit code, and Ctrl-C into 130; of MPI ranks, only one talks."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **keywords: Any) -> Any:
         try:
             return command(*args, **keywords)
         except SkydeltaError as e:
-            click.echo(f"skydelta: {e}", err=True)
-            sys.exit(int(e.exit_code))
+            if not follower():
+                click.echo(f"skydelta: {e}", err=True)
+            _leave(int(e.exit_code))
         except KeyboardInterrupt:
-            click.echo("skydelta: interrupted; the same command goes on where it stopped", err=True)
-            sys.exit(int(ExitCode.INTERRUPTED))
+            if not follower():
+                click.echo("skydelta: interrupted; the same command goes on where it stopped", err=True)
+            _leave(int(ExitCode.INTERRUPTED))
+        except SystemExit as e:
+            _leave(int(e.code or 0))
 
     return wrapped
+
+
+def _mpi() -> Any:
+    """The MPI executor, if this process uses it."""
+    return sys.modules.get("skydelta.pipeline.executors.mpi")
+
+
+def follower() -> bool:
+    """Whether this is an MPI rank that serves another and has nothing to say."""
+    return _mpi() is not None and bool(_mpi().follower())
+
+
+def _leave(code: int) -> None:
+    if _mpi() is not None:
+        _mpi().leave(code)
+    sys.exit(code)
 
 
 def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:

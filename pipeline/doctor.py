@@ -86,7 +86,7 @@ def _optional() -> list[Finding]:
     for module, package, use in (
         ("cupy", "cupy-cuda13x", "GPU kernels"),
         ("kvikio", "kvikio-cu13", "GPUDirect Storage; no reader uses it yet"),
-        ("mpi4py", "mpi4py", "MPI; no executor uses it yet"),
+        ("mpi4py", "mpi4py", "the executor mpi"),
     ):
         found = importlib.util.find_spec(module) is not None
         out.append(Finding(module, _version(package) if found else "not installed", use))

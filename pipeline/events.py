@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -18,13 +23,23 @@ class Event:
     Attributes
     ----------
     kind : str
-        run_started, item_started, step_started, step_done, item_done, item_resumed, item_failed or run_done.
+        run_started, item_started, step_started, step_done, item_retried, item_done, item_resumed, item_failed or
+        run_done.
+    time : float
+        Seconds since 1970 on the machine where it happened.
     """
 
     kind: str
     item: str = ""
     step: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+
+class Tell(Protocol):
+    """How whoever works says what happens."""
+
+    def __call__(self, kind: str, item: str = "", step: str = "", **data: Any) -> None: ...
 
 
 class Listener(Protocol):
@@ -34,24 +49,41 @@ class Listener(Protocol):
 
 
 class JsonLines:
-    """Every event as one line of JSON, with the time in seconds since 1970."""
+    """Every event as one line of JSON, with the time in seconds since 1970; a full disk ends the file, not the run."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file: TextIO | None = None
+        with self._or_none():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _or_none(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            log.warning("%s: no more events are written: %s", self._path, e.strerror or e)
+            self._file = None
 
     def tell(self, event: Event) -> None:
+        if self._file is None:
+            return
         line = {
-            "time": round(time.time(), 3),
+            "time": round(event.time, 3),
             "event": event.kind,
             "item": event.item,
             "step": event.step,
             **event.data,
         }
-        self._file.write(json.dumps({k: v for k, v in line.items() if v != ""}) + "\n")
-        self._file.flush()
+        with self._or_none():
+            self._file.write(json.dumps({k: v for k, v in line.items() if v != ""}) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._or_none():
+            if self._file is not None:
+                self._file.close()
 
 
 class ProgressBar:
@@ -87,15 +119,32 @@ class ProgressBar:
 
 
 class Hub:
-    """Passes every event to all listeners."""
+    """Passes every event to all listeners, from whatever thread it comes."""
 
     def __init__(self, listeners: Iterable[Listener]) -> None:
         self._listeners = list(listeners)
+        self._one = threading.Lock()
 
     def tell(self, kind: str, item: str = "", step: str = "", **data: Any) -> None:
-        for listener in self._listeners:
-            listener.tell(Event(kind, item, step, data))
+        self.replay([Event(kind, item, step, data)])
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Pass on what happened elsewhere."""
+        with self._one:
+            for event in events:
+                for listener in self._listeners:
+                    listener.tell(event)
 
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
+
+
+class Collector:
+    """Keeps events until they can be sent to the hub."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def tell(self, kind: str, item: str = "", step: str = "", **data: Any) -> None:
+        self.events.append(Event(kind, item, step, data))

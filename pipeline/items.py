@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from astropy.table import Table
@@ -29,10 +30,13 @@ class WorkItem:
         Unique in the run, safe as the name of a folder.
     inputs : dict
         Name to path, absolute; ``FILE[EXT]`` allowed.
+    settings : dict
+        Settings of steps for this item alone, ``{"match.order": 3}``.
     """
 
     id: str
     inputs: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def items_of(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
                 problems.append(f"{item.id}: {e}")
         largest = max(largest, _peak(bound, pixels))
     return Plan(items, bound, backend, why, total, largest, tuple(problems))
+
+
+def peak_of(bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> int:
+    """Estimated bytes for the largest of these items; 0 where that cannot be told."""
+    pixels = 0
+    for source in (s for item in items for s in item.inputs.values()):
+        with contextlib.suppress(SkydeltaError):
+            pixels = max(pixels, _pixels(source))
+    return _peak(bound, pixels)
 
 
 def _peak(bound: tuple[Bound, ...], pixels: int) -> int:

@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skydelta.errors import ConfigError
+from skydelta.errors import ConfigError, SkydeltaError
 from skydelta.io.fits.reader import split_extension
 from skydelta.io.storage import write_bytes
+from skydelta.pipeline.executors.base import WORK
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.workflow import Workflow
+
+PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOTCONN})
+"""What a disk or a network file system says when it may do better a moment later."""
 
 
 def digest(path: Path) -> str:
@@ -68,6 +74,26 @@ class RunFolder:
     def item(self, item: WorkItem) -> Path:
         return self.root / "items" / item.id
 
+    @contextlib.contextmanager
+    def attempt(self, item: WorkItem) -> Iterator[Path]:
+        """A folder for one attempt at an item; `publish` makes it the item's, else it is removed.
+
+        Whoever is killed in the middle, or works on for a run that has ended, leaves no half item behind.
+        """
+        work = self.root / WORK / f"{item.id}.{uuid.uuid4().hex[:12]}"
+        work.mkdir(parents=True)
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def publish(self, work: Path, item: WorkItem) -> None:
+        """Put the folder of an attempt in the item's place."""
+        target = self.item(item)
+        target.parent.mkdir(exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        work.replace(target)
+
     def receipt(self, item: WorkItem) -> Path:
         return self.item(item) / "receipt.json"
 
@@ -92,6 +118,11 @@ class RunFolder:
                     "choose another folder, or --overwrite"
                 )
             shutil.rmtree(self.root / "items", ignore_errors=True)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what attempts that were killed have left."""
+        shutil.rmtree(self.root / WORK, ignore_errors=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -114,10 +145,12 @@ class RunFolder:
                 raise ConfigError(f"{self.root}: another process is running in this folder") from None
             yield
 
-    def all(self) -> list[dict[str, Any]]:
-        """Every receipt in the folder, by id: also those of earlier runs of the same workflow."""
-        found = (read_json(path) for path in (self.root / "items").glob("*/receipt.json"))
-        return sorted((r for r in found if r is not None), key=lambda r: r["id"])
+    def all(self) -> Iterator[dict[str, Any]]:
+        """Every receipt in the folder, by id, one at a time: also those of earlier runs of the same workflow."""
+        for path in sorted((self.root / "items").glob("*/receipt.json"), key=lambda p: p.parent.name):
+            receipt = read_json(path)
+            if receipt is not None:
+                yield receipt
 
     def done(self, item: WorkItem, identity: str) -> dict[str, Any] | None:
         """The receipt of an item that is done: same identity, every output there with its recorded bytes."""
@@ -132,8 +165,25 @@ class RunFolder:
         return receipt
 
 
+def passing(error: BaseException) -> bool:
+    """Whether a fault of storage can pass: another attempt may find the file well."""
+    number = error.numbers.get("errno") if isinstance(error, SkydeltaError) else getattr(error, "errno", None)
+    return number in PASSING or isinstance(error, TimeoutError)
+
+
 def identity(workflow: Workflow, item: WorkItem) -> str:
-    """What an item's results depend on: steps with their configuration and versions, and the bytes of all files."""
+    """What an item's results depend on: steps with their configuration and versions, and the bytes of all files.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        With the settings of the item.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read now, but perhaps later (`passing`).
+    """
     files = dict(item.inputs)
     for step in workflow.steps:
         files |= {f"steps.{step.id}.{key}": path for key, path in step.files(workflow.folder).items()}
@@ -143,9 +193,17 @@ def identity(workflow: Workflow, item: WorkItem) -> str:
 
 
 def _content(source: str) -> tuple[str, str]:
-    """What is read from FILE or FILE[EXT]: the digest of its bytes, empty when it cannot be read, and EXT."""
+    """What is read from FILE or FILE[EXT]: the digest of its bytes, empty when it cannot be read, and EXT.
+
+    Raises
+    ------
+    OSError
+        It cannot be read now, but perhaps later (`passing`).
+    """
     path, extension = split_extension(source)
     try:
         return digest(Path(path)), extension or ""
-    except OSError:
+    except OSError as e:
+        if passing(e):
+            raise
         return "", extension or ""

@@ -3,44 +3,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import platform
-import shutil
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from astropy.table import Table, TableMergeError, vstack
 from astropy.units import UnitConversionError
-from threadpoolctl import threadpool_limits
 
 from skydelta import __version__
-from skydelta.errors import ExitCode, SkydeltaError
+from skydelta.errors import ConfigError, ExitCode, SkydeltaError
 from skydelta.io.catalog import Catalog
 from skydelta.io.storage import write_bytes
 from skydelta.kernels.backend import Backend, resolve
-from skydelta.kernels.core.devices import active
 from skydelta.pipeline import receipts
 from skydelta.pipeline.events import Hub, JsonLines, Listener, ProgressBar
-from skydelta.pipeline.executors.base import Executor
+from skydelta.pipeline.executors.base import Executor, terminable
 from skydelta.pipeline.executors.serial import Serial
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
+from skydelta.pipeline.job import Job
+from skydelta.pipeline.plan import peak_of
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
-from skydelta.pipeline.workflow import Step, Workflow, load
-from skydelta.stages.base import Context
+from skydelta.pipeline.workflow import Workflow, load
 
 log = logging.getLogger(__name__)
-
-EXECUTORS: dict[str, Callable[[], Executor]] = {"serial": Serial}
 
 SUMMARY = (
     "candidates",
@@ -58,36 +53,77 @@ SUMMARY = (
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What has become of one item.
+
+    Attributes
+    ----------
+    id, status : str
+    exit_code : int
+        Of a failed item, that of its error; else 0.
+    resumed : bool
+        Done before this run.
+    unwritten : dict or None
+        The receipt, when it could not be written.
+    """
+
+    id: str
+    status: str
+    exit_code: int
+    resumed: bool
+    unwritten: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, receipt: dict[str, Any]) -> Outcome:
+        code = (receipt.get("error") or {}).get("exit_code", 0)
+        kept = receipt if receipt.get("unwritten") else None
+        return cls(receipt["id"], receipt["status"], code, bool(receipt.get("resumed")), kept)
+
+    def receipt(self, out: Path) -> dict[str, Any]:
+        found = self.unwritten or receipts.read_json(out / "items" / self.id / "receipt.json")
+        found = found or {"id": self.id, "status": "missing", "seconds": 0.0, "steps": [], "error": None}
+        return found | {"resumed": True} if self.resumed else found
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What a run left behind.
 
     Attributes
     ----------
     out : Path
-    receipts : tuple of dict
-        One for each item of this run, in the order of the items; with ``resumed`` when it was done before.
+    outcomes : tuple of Outcome
+        One for each item of this run that came to an end, in the order of the items.
     exit_code : ExitCode
     """
 
     out: Path
-    receipts: tuple[dict[str, Any], ...]
+    outcomes: tuple[Outcome, ...]
     exit_code: ExitCode
+
+    @property
+    def receipts(self) -> tuple[dict[str, Any], ...]:
+        """The receipts as they are in the folder, in the order of the items; with ``resumed`` when done before."""
+        return tuple(o.receipt(self.out) for o in self.outcomes)
 
     @property
     def report(self) -> Path:
         return self.out / "report.html"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{r['id']}</td><td>{r['status']}</td></tr>" for r in self.receipts)
+        rows = "".join(f"<tr><td>{o.id}</td><td>{o.status}</td></tr>" for o in self.outcomes)
         return f"<table><caption>Run in {self.out}</caption>{rows}</table>"
 
 
 def run(
     workflow: str | Path | Workflow,
-    *,
     inputs: Mapping[str, str | Path | list[str]] | None = None,
+    *,
     out: str | Path,
     device: str | None = None,
+    executor: str | None = None,
+    workers: int | None = None,
+    dask_address: str | None = None,
     set_: Iterable[str] = (),
     overwrite: bool = False,
     id_: str | None = None,
@@ -108,6 +144,13 @@ def run(
         Folder of the run.
     device : str, optional
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; replaces the file's.
+    executor : {"serial", "threads", "dask", "mpi"}, optional
+        How items are spread; replaces the file's. ``dask`` uses the client that is current in this process, if there is
+        one. Under ``mpi`` every rank calls this function, and each gets the result.
+    workers : int, optional
+        Threads, or workers of a Dask cluster of one's own.
+    dask_address : str, optional
+        Scheduler of a Dask cluster that runs already.
     set_ : iterable of str
         Overrides such as ``steps.match.order=3``.
     overwrite : bool
@@ -123,62 +166,133 @@ def run(
     ------
     ConfigError, InputError, DeviceError
         Before anything runs. Failures of items are in their receipts and in ``exit_code``.
+    WorkerError
+        There is nobody left to work; what is done stays done.
     """
-    flow = workflow if isinstance(workflow, Workflow) else load(workflow, set_=set_, inputs=inputs, device=device)
+    options = {"executor": executor, "workers": workers, "dask_address": dask_address}
+    if isinstance(workflow, Workflow):
+        set_run = {k: v for k, v in {"device": device, **options}.items() if v is not None}
+        flow = replace(workflow, run=workflow.run.model_copy(update=set_run))
+    else:
+        flow = load(workflow, set_=set_, inputs=inputs, device=device, options=options)
+    if flow.run.executor == "mpi":
+        from skydelta.pipeline.executors.mpi import together
+
+        return together(lambda: _run(flow, Path(out), overwrite, id_, progress, limit))
+    return _run(flow, Path(out), overwrite, id_, progress, limit)
+
+
+def _run(flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: bool, limit: int | None) -> RunResult:
     wanted = external(flow.steps)
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
     items = items_of(flow.inputs, wanted, id_)[:limit]
     backend = resolve(flow.run.device)
-    folder = RunFolder(Path(out))
-    with folder.locked():
+    folder = RunFolder(out)
+    done: list[Outcome] = []
+    healthy = True
+    with folder.locked(), terminable():
         folder.open(flow, overwrite)
-        receipts.write_json(folder.root / "run.json", _provenance(flow, backend, items))
         listeners: list[Listener] = [JsonLines(folder.root / "events.jsonl")]
         if progress:
             listeners.append(ProgressBar(len(items), len(bound)))
         hub = Hub(listeners)
-        hub.tell("run_started", items=len(items), device=backend.name)
-        done: list[dict[str, Any]] = []
         try:
-            one = partial(_run_or_resume, flow, bound, backend, folder, hub, overwrite)
-            for receipt in EXECUTORS[flow.run.executor]().map(one, items):
-                done.append(receipt)
-                if receipt["status"] == "failed" and flow.run.on_error == "stop":
-                    break
+            spread = executor_of(flow, bound, items)
+            try:
+                record = _provenance(flow, backend, spread.description, items)
+                receipts.write_json(folder.root / "run.json", record)
+                hub.tell("run_started", items=len(items), device=backend.name, executor=spread.description)
+                found = spread.map(Job.of(flow, folder, overwrite, hub), items)
+                with contextlib.closing(found):  # type: ignore[type-var]
+                    for receipt in found:
+                        done.append(Outcome.of(receipt))
+                        if receipt["status"] == "failed" and flow.run.on_error == "stop":
+                            break
+            finally:
+                spread.close()
         finally:
             hub.tell("run_done", items=len(done))
             hub.close()
-            finish(folder)
-    return RunResult(folder.root, tuple(done), exit_code(done, len(items)))
+            healthy = finish(folder)
+            folder.sweep()
+    place = {item.id: n for n, item in enumerate(items)}
+    done.sort(key=lambda o: place[o.id])
+    code = exit_code(done, len(items))
+    return RunResult(folder.root, tuple(done), code if healthy or code else ExitCode.SOME_FAILED)
 
 
-def exit_code(done: list[dict[str, Any]], asked: int) -> ExitCode:
+def executor_of(flow: Workflow, bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> Executor:
+    """The executor that a workflow asks for.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be had here, or an option belongs to another one.
+    WorkerError
+        No scheduler answers.
+    """
+    asked = flow.run
+    if asked.dask_address is not None and asked.executor != "dask":
+        raise ConfigError(f"run.dask_address: {asked.executor} has no scheduler; only dask has")
+    if asked.workers is not None and asked.executor not in ("threads", "dask"):
+        raise ConfigError(f"run.workers: {asked.executor} has no such option; threads and dask have")
+    if asked.executor == "serial":
+        return Serial(asked.device)
+    if asked.executor == "mpi":
+        from skydelta.pipeline.executors.mpi import Mpi
+
+        return Mpi(asked.device)
+    peak = 0 if asked.workers else peak_of(bound, items[:1])
+    if asked.executor == "threads":
+        from skydelta.pipeline.executors.threads import Threads
+
+        return Threads(asked.device, asked.workers, peak)
+    from skydelta.pipeline.executors.dask import Dask
+
+    return Dask(asked.device, asked.workers, asked.dask_address, peak)
+
+
+def exit_code(done: Sequence[Outcome], asked: int) -> ExitCode:
     """The run's exit status: of a single item that of its error, else by how many failed."""
-    failed = [r for r in done if r["status"] == "failed"]
+    failed = [o for o in done if o.status == "failed"]
     if not failed and len(done) == asked:
         return ExitCode.OK
     if asked == 1 and failed:
-        return ExitCode(failed[0]["error"]["exit_code"])
+        return ExitCode(failed[0].exit_code)
     return ExitCode.NOTHING_USABLE if len(failed) == asked else ExitCode.SOME_FAILED
 
 
-def finish(folder: RunFolder) -> None:
-    """Write what covers all items in the folder: summary, combined catalogue, report."""
-    found = folder.all()
-    if not found:
-        return
-    summary = io.StringIO()
-    Table(rows=[_summary_row(r) for r in found]).write(summary, format="ascii.ecsv")
-    write_bytes(folder.root / "summary.ecsv", summary.getvalue().encode())
-    parts = []
-    for r in found:
+def finish(folder: RunFolder) -> bool:
+    """Write what covers all items in the folder: summary, combined catalogue, report; False when one cannot be."""
+    parts: list[Catalog] = []
+    rows = []
+    for r in folder.all():
+        rows.append(_summary_row(r))
         path = folder.root / "items" / r["id"] / "catalog.ecsv"
         if r["status"] == "done" and path.is_file():
             part = Catalog.load(path)
             part.add_column([r["id"]] * len(part), name="item", index=0)
             parts.append(part)
-    _combine(parts, folder.root / "catalog.parquet")
-    write_report(folder.root)
+    if not rows:
+        return True
+    healthy = True
+    for write in (
+        lambda: _summarise(rows, folder.root / "summary.ecsv"),
+        lambda: _combine(parts, folder.root / "catalog.parquet"),
+        lambda: write_report(folder.root),
+    ):
+        try:
+            write()
+        except (OSError, SkydeltaError) as e:  # what the items have left is worth more than this
+            log.error("%s", e)
+            healthy = False
+    return healthy
+
+
+def _summarise(rows: list[dict[str, Any]], path: Path) -> None:
+    summary = io.StringIO()
+    Table(rows=rows).write(summary, format="ascii.ecsv")
+    write_bytes(path, summary.getvalue().encode())
 
 
 def _combine(parts: list[Catalog], path: Path) -> None:
@@ -205,7 +319,7 @@ def _summary_row(receipt: dict[str, Any]) -> dict[str, Any]:
     return row | {"flags": " ".join(flags), "error": (receipt.get("error") or {}).get("message", "")}
 
 
-def _provenance(flow: Workflow, backend: Backend, items: tuple[WorkItem, ...]) -> dict[str, Any]:
+def _provenance(flow: Workflow, backend: Backend, executor: str, items: tuple[WorkItem, ...]) -> dict[str, Any]:
     packages = ("numpy", "scipy", "astropy", "numba", "cupy-cuda13x")
     versions: dict[str, str | None] = {}
     for name in packages:
@@ -219,7 +333,7 @@ def _provenance(flow: Workflow, backend: Backend, items: tuple[WorkItem, ...]) -
         "workflow": flow.described(),
         "files": {s.id: files for s in flow.steps if (files := s.files(flow.folder))},
         "device": {"asked": backend.asked, "used": backend.name},
-        "executor": flow.run.executor,
+        "executor": executor,
         "items": [i.id for i in items],
         "argv": sys.argv,
         "python": platform.python_version(),
@@ -227,111 +341,4 @@ def _provenance(flow: Workflow, backend: Backend, items: tuple[WorkItem, ...]) -
         "host": platform.node(),
         "versions": versions,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def _run_or_resume(
-    flow: Workflow,
-    bound: tuple[Bound, ...],
-    backend: Backend,
-    folder: RunFolder,
-    hub: Hub,
-    overwrite: bool,
-    item: WorkItem,
-) -> dict[str, Any]:
-    """The receipt of one item: an earlier one that still holds, or a fresh one."""
-    who = receipts.identity(flow, item)
-    earlier = None if overwrite else folder.done(item, who)
-    if earlier is not None:
-        hub.tell("item_resumed", item.id)
-        return earlier | {"resumed": True}
-    target = folder.item(item)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True, exist_ok=True)
-    hub.tell("item_started", item.id)
-    receipt = run_item(bound, item, backend, target, hub, flow.folder)
-    receipt["identity"] = who
-    receipt["outputs"] = {p.name: receipts.digest(p) for p in sorted(target.iterdir()) if p.is_file()}
-    receipts.write_json(folder.receipt(item), receipt)
-    if receipt["status"] == "failed":
-        hub.tell("item_failed", item.id, message=receipt["error"]["message"], steps_done=len(receipt["steps"]))
-    else:
-        hub.tell("item_done", item.id, seconds=receipt["seconds"])
-    return receipts.read_json(folder.receipt(item)) or receipt
-
-
-def run_item(
-    bound: tuple[Bound, ...], item: WorkItem, backend: Backend, out: Path, hub: Hub, base: Path | None = None
-) -> dict[str, Any]:
-    """Take one item through all steps on one backend; whatever happens is in the receipt it returns."""
-    values: dict[str, Any] = dict(item.inputs)
-    steps: list[dict[str, Any]] = []
-    failures: list[tuple[Step, SkydeltaError]] = []
-    error: dict[str, Any] | None = None
-    begin = time.perf_counter()
-    with active(backend), threadpool_limits(limits=1, user_api="blas"):
-        for b in bound:
-            raised = {name: text for step in steps for name, text in step["flags"].items()}
-            ctx = Context(backend, id=item.id, out=out, base=base, earlier=raised)
-            hub.tell("step_started", item.id, b.step.id)
-            wall, cpu = time.perf_counter(), time.process_time()
-            try:
-                result = b.step.stage.execute(ctx, {port: values[name] for port, name in b.inputs.items()})
-                backend.synchronize()
-            except Exception as e:
-                log.debug("step %s", b.step.id, exc_info=True)
-                error = _error(b.step, e)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            steps.append(
-                {
-                    "id": b.step.id,
-                    "stage": b.step.stage.name,
-                    "version": b.step.stage.version,
-                    "config": b.step.stage.config.model_dump(mode="json"),
-                    "seconds": round(wall, 4),
-                    "cpu_seconds": round(cpu, 4),
-                    "metrics": ctx.metrics,
-                    "flags": ctx.flags,
-                }
-            )
-            failures += [(b.step, f) for f in ctx.failures]
-            if error is not None:
-                break
-            values |= {name: result[port] for port, name in b.outputs.items()}
-            del result
-            for name in b.frees:
-                del values[name]
-            hub.tell("step_done", item.id, b.step.id, seconds=round(wall, 4), cpu_seconds=round(cpu, 4))
-    if error is None and failures:
-        error = _error(*failures[0])
-    return {
-        "id": item.id,
-        "status": "done" if error is None else "failed",
-        "inputs": dict(item.inputs),
-        "device": {"asked": backend.asked, "used": backend.name},
-        "seconds": round(time.perf_counter() - begin, 4),
-        "steps": steps,
-        "error": error,
-    }
-
-
-def _error(step: Step, e: Exception) -> dict[str, Any]:
-    """An error as the receipt has it: the step, one line, the exit code of a run of one item, the numbers behind it."""
-    if isinstance(e, SkydeltaError):
-        message = str(e).removeprefix(f"{step.stage.name}: ")
-        return {
-            "step": step.id,
-            "message": f"{step.id}: {message}",
-            "exit_code": int(e.exit_code),
-            "numbers": e.numbers,
-        }
-    last = traceback.extract_tb(e.__traceback__)[-1]
-    where = f"{Path(last.filename).name}:{last.lineno}"
-    what = "out of memory" if isinstance(e, MemoryError) else f"unexpected {type(e).__name__}"
-    return {
-        "step": step.id,
-        "message": f"{step.id}: {what}: {' '.join(str(e).split())} ({where})",
-        "exit_code": int(ExitCode.DEVICE if isinstance(e, MemoryError) else ExitCode.SOME_FAILED),
-        "numbers": {},
-        "traceback": traceback.format_exc(),
     }

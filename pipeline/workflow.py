@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +30,23 @@ class RunOptions(_Strict):
     """The ``[run]`` table."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    executor: Literal["serial"] = Field(
-        "serial", description="How items are spread; `serial` runs one after the other."
+    executor: Literal["serial", "threads", "dask", "mpi"] = Field(
+        "serial", description="How items are spread: one after the other, over threads, over Dask workers or MPI ranks."
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Threads or Dask workers of one's own; none: one a GPU, else by cores and memory.",
+    )
+    dask_address: str | None = Field(
+        None, description="Scheduler of a Dask cluster that runs already, such as tcp://host:8786."
+    )
+    retries: int = Field(
+        2, ge=0, le=10, description="Further attempts after a fault of storage that can pass (I/O error, stale handle)."
+    )
+    out_of_memory: Literal["fail", "cpu"] = Field(
+        "fail", description="An item that does not fit on the device: fail, or run it on the CPU and say so."
     )
     on_error: Literal["continue", "stop"] = Field(
         "continue", description="After a failed item: go on with the others, or stop."
@@ -96,6 +112,8 @@ class Workflow:
         Name to path, or to a list of them; absolute.
     folder : Path
         What relative paths in the steps are relative to.
+    data : dict
+        The file's tables with everything that replaced a part of them: what `build` makes this workflow of elsewhere.
     """
 
     name: str
@@ -103,10 +121,26 @@ class Workflow:
     folder: Path
     run: RunOptions
     steps: tuple[Step, ...]
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def described(self) -> dict[str, Any]:
         """What decides the results, JSON-able: the steps and the version of the format."""
         return {"version": 1, "name": self.name, "steps": [s.described() for s in self.steps]}
+
+    def with_settings(self, settings: Mapping[str, Any], where: str) -> Workflow:
+        """The same workflow with other settings of its steps: ``{"match.order": 3}``; paths in them are absolute.
+
+        Raises
+        ------
+        ConfigError
+            No such step, setting or value; the message begins with ``where``.
+        """
+        if not settings:
+            return self
+        data = copy.deepcopy(dict(self.data))
+        for path, value in settings.items():
+            _set_step(data, path.split("."), value, f"{where}: {path}")
+        return build(data, self.folder, where)
 
 
 def shipped() -> dict[str, str]:
@@ -129,6 +163,7 @@ def load(
     set_: Iterable[str] = (),
     inputs: Mapping[str, str | Path | list[str]] | None = None,
     device: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Workflow:
     """Read and check a workflow.
 
@@ -143,6 +178,8 @@ def load(
         Paths by name, one or a list, relative to the current folder; they replace the file's.
     device : str, optional
         Replaces ``run.device``.
+    options : mapping, optional
+        Replace other keys of ``[run]``; None leaves the file's.
 
     Raises
     ------
@@ -159,8 +196,19 @@ def load(
         _override(data, assignment)
     if inputs:
         data["inputs"] = _with(data.get("inputs", {}), {k: _absolute(v) for k, v in inputs.items()})
-    if device is not None:
-        data.setdefault("run", {})["device"] = device
+    replaced = {"device": device, **(options or {})}
+    data["run"] = data.get("run", {}) | {key: value for key, value in replaced.items() if value is not None}
+    return build(data, folder, label)
+
+
+def build(data: Mapping[str, Any], folder: Path, label: str) -> Workflow:
+    """A workflow from its tables; ``label`` begins the messages, ``folder`` is what relative paths are relative to.
+
+    Raises
+    ------
+    ConfigError
+        An unknown key, stage or value.
+    """
     file = _checked(label, data)
     steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps) if _enabled(label, i, raw))
     if not steps:
@@ -174,7 +222,7 @@ def load(
         name: [str(folder / p) for p in path] if isinstance(path, list) else str(folder / path)
         for name, path in file.inputs.items()
     }
-    return Workflow(file.name, paths, folder, file.run, steps)
+    return Workflow(file.name, paths, folder, file.run, steps, data)
 
 
 def _checked(label: str, data: Mapping[str, Any]) -> WorkflowFile:
@@ -252,22 +300,9 @@ def _override(data: dict[str, Any], assignment: str) -> None:
     keys = path.strip().split(".")
     if not sep or not all(keys) or len(keys) < 2:
         raise ConfigError(f"--set {assignment!r}: path=value is needed, e.g. steps.match.order=3")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+    value = value_of(text)
     if keys[0] == "steps":
-        steps = data.get("steps", [])
-        hit = [s for s in steps if s.get("id", s.get("stage")) == keys[1]]
-        hit = hit or [s for s in steps if s.get("stage") == keys[1]]
-        if not hit:
-            known = ", ".join(str(s.get("id", s.get("stage"))) for s in steps)
-            raise ConfigError(f"--set {assignment!r}: no step {keys[1]!r}; the steps are {known}")
-        if len(keys) != 3:
-            raise ConfigError(f"--set {assignment!r}: steps.<id or stage>.<key>=value is needed")
-        for step in hit:
-            names_file = isinstance(step.get("stage"), str) and keys[2] in _files_of(step["stage"])
-            step[keys[2]] = _absolute(value) if names_file else value
+        _set_step(data, keys[1:], value, f"--set {assignment!r}")
         return
     if keys[0] == "inputs" and len(keys) == 2:
         data["inputs"] = _with(data.get("inputs", {}), {keys[1]: _absolute(value)})
@@ -278,6 +313,29 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {assignment!r}: {key!r} is no table")
     table[keys[-1]] = value
+
+
+def value_of(text: str) -> Any:
+    """A setting written as text: a TOML value, else the word as it is."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _set_step(data: Mapping[str, Any], keys: list[str], value: Any, where: str) -> None:
+    """Set ``<id or stage>.<key>`` in the tables of a workflow."""
+    steps = data.get("steps", [])
+    hit = [s for s in steps if s.get("id", s.get("stage")) == keys[0]]
+    hit = hit or [s for s in steps if s.get("stage") == keys[0]]
+    if not hit:
+        known = ", ".join(str(s.get("id", s.get("stage"))) for s in steps)
+        raise ConfigError(f"{where}: no step {keys[0]!r}; the steps are {known}")
+    if len(keys) != 2:
+        raise ConfigError(f"{where}: steps.<id or stage>.<key>=value is needed")
+    for step in hit:
+        names_file = isinstance(step.get("stage"), str) and keys[1] in _files_of(step["stage"])
+        step[keys[1]] = _absolute(value) if names_file else value
 
 
 def _files_of(stage: str) -> tuple[str, ...]:

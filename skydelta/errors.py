@@ -71,6 +71,10 @@ class MisalignedError(AlgorithmError):
     exit_code = ExitCode.NOTHING_USABLE
 
 
+class WorkerError(SkydeltaError):
+    """Workers, ranks or the scheduler they were lent by are gone; the same command goes on where the run stopped."""
+
+
 class DeviceError(SkydeltaError):
     """A device was asked for and is missing, or ran out of memory."""
 

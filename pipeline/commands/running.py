@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skydelta.errors import ExitCode
-from skydelta.pipeline.console import options, print_table
+from skydelta.pipeline.console import follower, options, print_table
 
 if TYPE_CHECKING:
     from skydelta.pipeline.runner import RunResult
+
+EXECUTORS = ("serial", "threads", "dask", "mpi")
 
 RUN_OPTIONS = options(
     click.option(
         "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the run."
     ),
     click.option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N."),
+    click.option("--executor", type=click.Choice(EXECUTORS), help="How items are spread; else as the workflow says."),
+    click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads, or Dask workers of its own."),
+    click.option("--dask-address", metavar="ADDRESS", help="Scheduler of a Dask cluster that runs already."),
     click.option("--set", "set_", multiple=True, metavar="PATH=VALUE", help="Override, e.g. steps.match.order=3."),
     click.option("--overwrite", is_flag=True, help="Run every item again, whatever the folder holds."),
     click.option("--dry-run", is_flag=True, help="Show the plan, its memory and problems, and stop."),
@@ -39,21 +44,34 @@ def run_workflow(
     progress: bool,
     id_: str | None = None,
     limit: int | None = None,
+    executor: str | None = None,
+    workers: int | None = None,
+    dask_address: str | None = None,
 ) -> None:
     """Run a workflow, or show its plan; ends the process with the exit code of the run."""
-    from skydelta.pipeline.workflow import load
+    options = {"executor": executor, "workers": workers, "dask_address": dask_address}
 
-    flow = load(source, set_=set_, inputs=inputs, device=device)
-    if dry_run:
-        show_plan(flow, id_)
-        return
-    from skydelta.pipeline import runner
+    def lead() -> int:
+        from skydelta.pipeline.workflow import load
 
-    result = runner.run(
-        flow, out=out, overwrite=overwrite, id_=id_, progress=progress and sys.stderr.isatty(), limit=limit
-    )
-    _show_result(result)
-    sys.exit(int(result.exit_code))
+        flow = load(source, set_=set_, inputs=inputs, device=device, options=options)
+        if dry_run:
+            show_plan(flow, id_)
+            return int(ExitCode.OK)
+        from skydelta.pipeline import runner
+
+        result = runner.run(
+            flow, out=out, overwrite=overwrite, id_=id_, progress=progress and sys.stderr.isatty(), limit=limit
+        )
+        if not follower():
+            _show_result(result)
+        return int(result.exit_code)
+
+    if executor == "mpi":  # before anything is read: rank 0 does that, and alone says what is wrong
+        from skydelta.pipeline.executors.mpi import together
+
+        sys.exit(together(lead))
+    sys.exit(lead())
 
 
 def show_plan(flow: Any, id_: str | None) -> None:

@@ -1,21 +1,159 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What an executor is."""
+"""What an executor is: work items out, receipts back, never pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from skydelta.kernels.backend import CPU, cuda_device_count, resolve
+from skydelta.kernels.core.devices import DeviceSet
+from skydelta.pipeline.events import Collector, Event, Hub, Tell
 from skydelta.pipeline.items import WorkItem
 
 Receipt = dict[str, Any]
 
+LIVES = 2
+"""Workers that one item may cost: that one is killed is no fault of the item, two are."""
+
+WORK = ".work"
+"""Folder in that of a run for what does not outlive it: attempts at items, signs of life of ranks."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a worker works.
+
+    Attributes
+    ----------
+    device : str
+        ``cpu``, ``cuda:N``, or what was asked for.
+    threads : int or None
+        Threads that each kernel may use; None: all.
+    name : str
+        As receipts say it.
+    """
+
+    device: str
+    threads: int | None = None
+    name: str = ""
+
+
+class Task(Protocol):
+    """What is done with every item; it can be pickled, and leaves its hub behind then.
+
+    Attributes
+    ----------
+    root : Path
+        Folder of the run, on storage that all workers share.
+    hub : Hub or None
+        Who is told what happens, where the run was started.
+    """
+
+    root: Path
+    hub: Hub | None
+
+    def __call__(self, item: WorkItem, seat: Seat, tell: Tell) -> Receipt:
+        """The receipt; raises only to stop everything."""
+        ...
+
+    def lost(self, item: WorkItem, message: str) -> Receipt:
+        """The receipt of an item that no worker lived to finish."""
+        ...
+
 
 class Executor(Protocol):
-    """Spreads work items; what comes back are receipts, never pixels."""
+    """Spreads work items.
+
+    Attributes
+    ----------
+    size : int
+        Workers at the start.
+    description : str
+        One line for the record of the run.
+    """
 
     size: int
+    description: str
 
-    def map(self, run: Callable[[WorkItem], Receipt], items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        """Run every item; receipts in any order. ``run`` raises only to stop everything."""
+    def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
+        """Run every item, handed out one at a time; receipts in any order.
+
+        Raises
+        ------
+        WorkerError
+            There is nobody left to work.
+        """
         ...
+
+    def close(self) -> None:
+        """End workers of one's own; those that are lent go on."""
+        ...
+
+
+def work(task: Task, item: WorkItem, seat: Seat) -> tuple[Receipt, list[Event]]:
+    """One item in another process: its receipt, and what happened."""
+    collector = Collector()
+    return task(item, seat, collector.tell), collector.events
+
+
+def hub_of(task: Task) -> Hub:
+    """The hub of the process where the run was started."""
+    return task.hub if task.hub is not None else Hub(())
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_of(workers: int) -> int:
+    """Threads for each of the workers of one machine, so that together they use each core once."""
+    return max(1, cores() // workers)
+
+
+def device_of(asked: str, index: int) -> str:
+    """The device of the worker with this index on its machine: CUDA devices in turn, unless one is asked for."""
+    backend = resolve(asked)
+    if not backend.is_gpu or ":" in asked:
+        return backend.name
+    return f"cuda:{index % cuda_device_count()[0]}"
+
+
+def workers_for(asked: str, wanted: int | None, peak: int) -> int:
+    """Workers of a machine: as wanted; else one a GPU, or one a core as far as memory goes.
+
+    Parameters
+    ----------
+    peak : int
+        Bytes that one item needs.
+    """
+    if wanted is not None:
+        return wanted
+    backend = resolve(asked)
+    if backend.is_gpu:
+        return 1 if ":" in asked else cuda_device_count()[0]
+    return max(1, min(cores(), DeviceSet.of(CPU).memory_budget() // max(peak, 1)))
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does, in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,16 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from skydelta.pipeline.executors.base import Receipt
+from skydelta.pipeline.executors.base import Receipt, Seat, Task, hub_of
 from skydelta.pipeline.items import WorkItem
 
 
 class Serial:
-    """The default executor."""
+    """The default executor.
+
+    Parameters
+    ----------
+    device : str
+        Where it computes.
+    """
 
     size = 1
+    description = "serial"
 
-    def map(self, run: Callable[[WorkItem], Receipt], items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        return map(run, items)
+    def __init__(self, device: str) -> None:
+        self._seat = Seat(device, name="serial")
+
+    def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
+        tell = hub_of(task).tell
+        return (task(item, self._seat, tell) for item in items)
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Workers of a Dask cluster: one of our own, one that runs already, or that of a notebook's client."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import queue
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from skydelta import __version__
+from skydelta.errors import ConfigError, SkydeltaError, WorkerError
+from skydelta.kernels.backend import resolve
+from skydelta.pipeline.events import Event
+from skydelta.pipeline.executors.base import (
+    LIVES,
+    Receipt,
+    Seat,
+    Task,
+    device_of,
+    hub_of,
+    share_of,
+    work,
+    workers_for,
+)
+from skydelta.pipeline.items import WorkItem
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+"""Seconds without a scheduler or without any worker after which a run gives up."""
+
+Places = Mapping[str, tuple[int, int]]
+"""Address of a worker to its number on its machine and how many there are."""
+
+
+class Dask:
+    """A window of items, one for each worker, so that a worker that dies takes one item with it.
+
+    Parameters
+    ----------
+    device : str
+        What was asked for; CUDA devices of a machine go to its workers in turn.
+    workers : int, optional
+        Of a cluster of one's own; else one a GPU, or one a core as far as memory goes.
+    address : str, optional
+        Scheduler of a cluster that runs already. Without it the client that is current in this process is used, and
+        without one a cluster on this machine, of spawned processes, that ends with the run.
+    peak : int
+        Bytes that one item needs.
+
+    Raises
+    ------
+    ConfigError
+        Dask is missing, or ``workers`` together with a cluster that is not ours.
+    WorkerError
+        No scheduler answers there, or it has no workers.
+    DeviceError
+        The device is missing on a worker.
+    """
+
+    def __init__(self, device: str, workers: int | None = None, address: str | None = None, peak: int = 0) -> None:
+        self._distributed = _distributed()
+        self._device = device
+        self._own: Any = None
+        self._lent = False
+        if logging.getLogger().level > logging.INFO:
+            _quiet()
+        current = None if address else self._current()
+        if workers is not None and (address or current):
+            raise ConfigError("run.workers: the workers are those of the Dask cluster that runs already")
+        if current is not None:
+            self._client, self._lent = current, True
+        elif address:
+            self._client = self._connect(address)
+        else:
+            self._client = self._start(workers_for(device, workers, peak))
+        try:
+            self._gpu_of_its_own: dict[str, bool] = {}
+            self._places = self._look(first=True)
+        except BaseException:
+            self.close()
+            raise
+        self.size = len(self._places)
+        self.description = (
+            f"dask: {self.size} workers at {'this machine' if self._own else self._client.scheduler.address}"
+        )
+
+    def _current(self) -> Any:
+        with contextlib.suppress(ValueError):
+            return self._distributed.Client.current()
+        return None
+
+    def _connect(self, address: str) -> Any:
+        try:
+            return self._distributed.Client(address, timeout=10, set_as_default=False)
+        except (OSError, ValueError) as e:
+            raise WorkerError(f"dask: no scheduler answers at {address}: {e}") from None
+
+    def _start(self, count: int) -> Any:
+        """A cluster on this machine. Its workers may use all memory: items are as large as they are."""
+        # the scheduler shall not try again by itself: whoever dies twice with an item is counted here
+        scheduler = {"allowed_failures": 0, "dashboard": False}
+        options: dict[str, Any] = {"scheduler_kwargs": scheduler, "dashboard_address": "127.0.0.1:0"}
+        if resolve(self._device).is_gpu and (cuda := _dask_cuda()) is not None:
+            kind = cuda.LocalCUDACluster
+        else:
+            kind = self._distributed.LocalCluster
+            options |= {"processes": True, "threads_per_worker": 1, "memory_limit": 0, "worker_dashboard_address": None}
+        self._own = kind(n_workers=count, host="127.0.0.1", silence_logs=logging.CRITICAL, **options)
+        return self._distributed.Client(self._own, timeout=30, set_as_default=False)
+
+    def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
+        waiting, again = iter(items), deque[WorkItem]()
+        at_work: dict[Any, WorkItem] = {}
+        ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        deaths: Counter[str] = Counter()
+        run = uuid.uuid4().hex[:8]
+        looked = alive = time.monotonic()
+        try:
+            while True:
+                again.extend(islice(waiting, 0 if again else 1))
+                if not at_work and not again:
+                    return
+                while again and len(at_work) < len(self._places) and self._client.status == "running":
+                    item = again.popleft()
+                    key = f"skydelta-{run}-{item.id}-{deaths[item.id]}-{uuid.uuid4().hex[:4]}"
+                    future = self._client.submit(_work, task, item, self._device, self._places, key=key, pure=False)
+                    at_work[future] = item
+                    future.add_done_callback(ready.put)
+                    again.extend(islice(waiting, 0 if again else 1))
+                with contextlib.suppress(queue.Empty):
+                    future = ready.get(timeout=0.5)
+                    item = at_work.pop(future)
+                    receipt = self._receipt(task, item, future, deaths, again)
+                    future.release()
+                    if receipt is not None:
+                        alive = time.monotonic()
+                        yield receipt
+                now = time.monotonic()
+                if now - looked > 0.5:
+                    looked = now
+                    self._places = self._look() if self._client.status == "running" else {}
+                    alive = now if self._places else alive
+                    if now - alive > PATIENCE:
+                        raise WorkerError(self._gone(len(at_work) + len(again)))
+                if self._client.status in ("closed", "closing"):
+                    raise WorkerError(self._gone(len(at_work) + len(again)))
+        finally:
+            for future in at_work:
+                with contextlib.suppress(Exception):
+                    future.cancel()
+
+    def _gone(self, count: int) -> str:
+        what = "its workers are" if self._client.status == "running" else "the scheduler is"
+        return f"dask: {what} gone; {count} items in flight are not done, and none after them"
+
+    def _receipt(
+        self, task: Task, item: WorkItem, future: Any, deaths: Counter[str], again: deque[WorkItem]
+    ) -> Receipt | None:
+        """What an item has come to; None when it is to be tried again."""
+        if future.status == "finished":
+            receipt, events = future.result()
+            hub_of(task).replay(events)
+            return receipt
+        if future.status in ("cancelled", "lost"):  # the connection broke; the client looks for the scheduler again
+            again.append(item)
+            return None
+        error = future.exception()
+        if not isinstance(error, self._distributed.scheduler.KilledWorker):
+            raise error
+        deaths[item.id] += 1 + error.allowed_failures
+        last = getattr(error.last_worker, "address", error.last_worker)
+        if deaths[item.id] < LIVES:
+            hub_of(task).tell("item_retried", item.id, message=f"worker {last} died")
+            again.append(item)
+            return None
+        return task.lost(item, f"{deaths[item.id]} workers died at this item, the last was {last}")
+
+    def _look(self, first: bool = False) -> dict[str, tuple[int, int]]:
+        """The workers there are now, numbered on each machine."""
+        try:
+            if first and not self._own:
+                with contextlib.suppress(TimeoutError):
+                    self._client.wait_for_workers(1, timeout=PATIENCE)
+            addresses = sorted(self._client.scheduler_info(n_workers=-1)["workers"])
+            self._examine([a for a in addresses if a not in self._gpu_of_its_own])
+        except (OSError, TimeoutError) as e:  # the scheduler went meanwhile: its status will say so
+            log.info("dask: %s", e)
+            return dict(self._places) if not first else {}
+        addresses = [a for a in addresses if a in self._gpu_of_its_own]
+        if first and not addresses:
+            raise WorkerError(f"dask: the scheduler at {self._client.scheduler.address} has no workers")
+        hosts: dict[str, list[str]] = {}
+        for address in addresses:
+            hosts.setdefault(address.rpartition(":")[0], []).append(address)
+        return {
+            address: (0 if self._gpu_of_its_own[address] else index, len(there))
+            for there in hosts.values()
+            for index, address in enumerate(there)
+        }
+
+    def _examine(self, addresses: list[str]) -> None:
+        """Ask new workers what they are; one that cannot do the work is an error of the first look only."""
+        if not addresses:
+            return
+        found = self._client.run(_describe, self._device, workers=addresses, on_error="return")
+        visible = Counter(d["visible"] for d in found.values() if isinstance(d, dict))
+        for address, d in found.items():
+            if isinstance(d, SkydeltaError):
+                raise type(d)(f"dask worker {address}: {d}")
+            if not isinstance(d, dict):
+                raise WorkerError(f"dask worker {address}: {d!r}; skydelta {__version__} must be installed there")
+            if d["version"] != __version__:
+                raise ConfigError(f"dask worker {address}: has skydelta {d['version']}, the run {__version__}")
+            # dask-cuda gives each worker another order of the devices, its own first
+            self._gpu_of_its_own[address] = d["visible"] is not None and visible[d["visible"]] < len(found)
+        kinds = {d["device"].partition(":")[0] for d in found.values()}
+        if len(kinds) > 1:
+            raise ConfigError("run.device: auto means cpu on some Dask workers and cuda on others; say which")
+
+    def close(self) -> None:
+        if self._lent:
+            return
+        with contextlib.suppress(Exception):
+            self._client.close(timeout=5)
+        if self._own is not None:
+            with contextlib.suppress(Exception):
+                self._own.close(timeout=10)
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+        import distributed.scheduler
+    except ImportError as e:
+        raise ConfigError(f"run.executor: dask cannot be imported ({e}); install dask[distributed]") from None
+    return distributed
+
+
+def _quiet() -> None:
+    """The run itself says what becomes of workers and scheduler; Dask's own lines would say it again, at length."""
+    for name in logging.root.manager.loggerDict:
+        if name.partition(".")[0] in ("distributed", "bokeh", "tornado"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _dask_cuda() -> Any:
+    """The package that binds workers to GPUs, where it is installed."""
+    try:
+        import dask_cuda
+    except ImportError:
+        return None
+    return dask_cuda
+
+
+def _describe(device: str) -> dict[str, Any]:
+    """On a worker: what it is."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"version": __version__, "device": resolve(device).name, "visible": visible}
+
+
+def _work(task: Task, item: WorkItem, asked: str, places: Places) -> tuple[Receipt, list[Event]]:
+    """On a worker: one item."""
+    address = _distributed().get_worker().address
+    index, count = places.get(address, (0, max(1, len(places))))
+    seat = Seat(device_of(asked, index), share_of(count), f"dask {address} on {platform.node()}")
+    return work(task, item, seat)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Threads of this process, one a GPU; on a CPU they share the cores."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skydelta.pipeline.executors.base import Receipt, Seat, Task, device_of, hub_of, share_of, workers_for
+from skydelta.pipeline.items import WorkItem
+
+PATIENCE = 20.0
+"""Seconds that an interrupted run waits for its threads to reach the end of the step they are in."""
+
+
+class Stopped(BaseException):
+    """Ends an item between two steps; no step catches it."""
+
+
+class Crew:
+    """Threads that take items from a queue and put ``(receipt or exception, item)`` into another.
+
+    They are daemons: a step that never ends cannot keep the process.
+    """
+
+    def __init__(self, task: Task, seats: Iterable[Seat]) -> None:
+        self._task = task
+        self._stop = threading.Event()
+        self._items: queue.SimpleQueue[WorkItem | None] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[tuple[Receipt | BaseException, WorkItem]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(seat,), name=f"skydelta-{seat.name}", daemon=True)
+            for seat in seats
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, item: WorkItem) -> None:
+        self._items.put(item)
+
+    def end(self) -> None:
+        """Let every thread stop at the end of its step, and wait for that, but not for ever."""
+        self._stop.set()
+        for _ in self._threads:
+            self._items.put(None)
+        for thread in self._threads:
+            thread.join(PATIENCE / len(self._threads))
+
+    def _tell(self, kind: str, item: str = "", step: str = "", **data: Any) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        hub_of(self._task).tell(kind, item, step, **data)
+
+    def _work(self, seat: Seat) -> None:
+        while (item := self._items.get()) is not None and not self._stop.is_set():
+            try:
+                self.results.put((self._task(item, seat, self._tell), item))
+            except Stopped:
+                return
+            except BaseException as e:  # also KeyboardInterrupt of a stage: the main thread raises it
+                self.results.put((e, item))
+
+
+class Threads:
+    """Several items in flight in this process.
+
+    Parameters
+    ----------
+    device : str
+        ``cuda`` or ``auto``: all CUDA devices in turn; ``cuda:N``: that one.
+    workers : int, optional
+        Threads; else one a GPU, or one a core as far as memory goes.
+    peak : int
+        Bytes that one item needs.
+    """
+
+    def __init__(self, device: str, workers: int | None = None, peak: int = 0) -> None:
+        self.size = workers_for(device, workers, peak)
+        self.description = f"threads: {self.size}"
+        share = share_of(self.size)
+        self._seats = [Seat(device_of(device, i), share, f"thread {i}") for i in range(self.size)]
+
+    def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
+        waiting = iter(items)
+        crew = Crew(task, self._seats)
+        try:
+            at_work = 0
+            for _, item in zip(self._seats, waiting, strict=False):
+                crew.put(item)
+                at_work += 1
+            while at_work:
+                result, _ = crew.results.get()
+                at_work -= 1
+                if isinstance(result, BaseException):
+                    raise result
+                following = next(waiting, None)
+                if following is not None:
+                    crew.put(following)
+                    at_work += 1
+                yield result
+        finally:
+            crew.end()
+
+    def close(self) -> None:
+        """The threads end with each map."""
