@@ -18,6 +18,7 @@ from skydelta.io import variance as variances
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
 from skydelta.io.fits.layout import Hdu
+from skydelta.io.fits.pixels import Flags
 from skydelta.io.fits.reader import FitsFile, InMemory, Source, open_file, role, split_extension
 from skydelta.io.header import unit_of, user_cards
 from skydelta.io.planes import MaskPlanes, decode_mask
@@ -49,11 +50,14 @@ Plane = str | Path | np.ndarray | None
 class _Draft:
     """What is gathered before it becomes an Exposure; planes on the host.
 
-    ``stated`` holds what an NDData object brings along: variance, sigma or weight, mask, psf, wcs.
+    The pixels are in the type that was asked for. ``flags`` holds the mask, with NO_DATA where they have no value, and
+    the type that they have in the file. ``stated`` holds what an NDData object brings along: variance, sigma or weight,
+    mask, psf, wcs.
     """
 
     pixels: np.ndarray
     header: fits.Header
+    flags: Flags
     source: Source | None = None
     hdu: Hdu | None = None
     notes: dict[str, Any] = field(default_factory=dict)
@@ -62,10 +66,10 @@ class _Draft:
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
     opened: list[Source] = field(default_factory=list)
-    mask: np.ndarray = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.mask = np.zeros(self.pixels.shape, np.int32)
+    @property
+    def mask(self) -> np.ndarray:
+        return self.flags.mask
 
     @property
     def label(self) -> str:
@@ -138,19 +142,19 @@ def read(
         return source.to(backend)
     with ExitStack() as stack:
         if isinstance(source, NDData):
-            draft = _from_nddata(source)
+            draft = _from_nddata(source, dtype)
             given = given or {k: draft.stated[k] for k in UNCERTAINTIES.values() if k in draft.stated}
             mask = draft.stated.get("mask") if mask is None else mask
             psf = draft.stated.get("psf") if psf is None else psf
         else:
-            draft = _open(source, image, stack)
-        return _complete(draft, given, mask, psf, dtype, gain, read_noise, saturation, stack).to(backend)
+            draft = _open(source, image, dtype, stack)
+        return _complete(draft, given, mask, psf, gain, read_noise, saturation, stack).to(backend)
 
 
-def _open(source: Any, image: str | int | None, stack: ExitStack) -> _Draft:
+def _open(source: Any, image: str | int | None, dtype: Literal["float32", "native"], stack: ExitStack) -> _Draft:
     """The image and its header."""
     if isinstance(source, tuple) and len(source) == 2:
-        return _from_array(source[0], source[1])
+        return _from_array(source[0], source[1], dtype)
     if isinstance(source, FitsFile):
         opened: Source = source
     elif isinstance(source, str | Path):
@@ -166,22 +170,23 @@ def _open(source: Any, image: str | int | None, stack: ExitStack) -> _Draft:
     elif isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         opened = stack.enter_context(open_file(source))
     elif hasattr(source, "ndim") and hasattr(source, "dtype"):
-        return _from_array(source, fits.Header())
+        return _from_array(source, fits.Header(), dtype)
     else:
         raise ConfigError(
             f"read: {type(source).__name__} cannot be read; a path, URL, bytes, file object, HDU, HDUList, CCDData, "
             "array or Exposure is needed"
         )
     hdu = opened.image(image)
-    header, pixels, odd = opened.read(hdu)
-    draft = _Draft(pixels, opened.keywords(hdu, header), opened, hdu)
+    flags = Flags(MaskPlanes().bit("NO_DATA"))
+    header, pixels, odd = opened.read(hdu, dtype, flags=flags)
+    draft = _Draft(pixels, opened.keywords(hdu, header), flags, opened, hdu)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
         "file": Path(opened.label).name,
         "hdu": hdu.index,
         "name": hdu.name,
-        "type": str(pixels.dtype),
+        "type": flags.native,
     }
     if hdu.compression:
         draft.notes["image"]["compression"] = hdu.compression
@@ -191,21 +196,27 @@ def _open(source: Any, image: str | int | None, stack: ExitStack) -> _Draft:
     return draft
 
 
-def _from_array(array: Any, header: Any) -> _Draft:
+def _from_array(array: Any, header: Any, dtype: str) -> _Draft:
     pixels = to_host(array)
     if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
         raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
     cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
-    native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-    return _Draft(native, cards, notes={"image": {"type": str(native.dtype)}})
+    native = pixels.dtype.newbyteorder("=")
+    if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
+        own = np.ascontiguousarray(pixels, native)
+    else:
+        own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
+    flags = Flags(MaskPlanes().bit("NO_DATA"))
+    flags.apply(own)
+    return _Draft(own, cards, flags, notes={"image": {"type": native.name}})
 
 
-def _from_nddata(data: NDData) -> _Draft:
+def _from_nddata(data: NDData, dtype: str) -> _Draft:
     """astropy NDData: uncertainty by its type, mask, WCS, unit."""
     header = data.meta.copy() if isinstance(data.meta, fits.Header) else fits.Header()
     if data.unit is not None:
         header["BUNIT"] = data.unit.to_string()
-    draft = _from_array(np.asarray(data.data), header)
+    draft = _from_array(np.asarray(data.data), header, dtype)
     draft.stated["wcs"], draft.stated["psf"] = data.wcs, getattr(data, "psf", None)
     if data.uncertainty is not None:
         kind = UNCERTAINTIES.get(type(data.uncertainty).__name__)
@@ -224,24 +235,18 @@ def _complete(
     given: dict[str, Any],
     mask: Any,
     psf: Any,
-    dtype: str,
     gain: float | None,
     read_noise: float | None,
     saturation: float | None,
     stack: ExitStack,
 ) -> Exposure:
-    pixels = draft.pixels.astype(np.float32) if dtype == "float32" else draft.pixels
-    if pixels.dtype.kind == "f":
-        infinite = np.isinf(pixels)
-        if infinite.any():
-            pixels = np.where(infinite, pixels.dtype.type(np.nan), pixels)
-            draft.warnings.append(f"{int(infinite.sum())} infinite pixels are masked")
+    pixels = draft.pixels
+    if draft.flags.infinite:
+        draft.warnings.append(f"{draft.flags.infinite} infinite pixels are masked")
     _attach_mask(draft, mask, stack)
     no_data = np.int32(draft.planes.bit("NO_DATA"))
     if pixels.dtype.kind == "f":
-        missing = np.isnan(pixels)
-        draft.mask[missing] |= no_data
-        draft.notes["mask"]["missing_pixels"] = int(missing.sum())
+        draft.notes["mask"]["missing_pixels"] = draft.flags.missing
     _mark_saturation(draft, saturation)
     found = _variance(draft, pixels, given, gain, read_noise, stack)
     unknown = ~np.isfinite(found.values)
@@ -336,7 +341,9 @@ def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
         decoded = decode_mask(pixels, header)
     except InputError as e:
         raise InputError(f"{draft.label}: mask ({name}): {e}", **e.numbers) from None
-    draft.mask, draft.planes = decoded.mask.copy(), decoded.planes
+    draft.planes = decoded.planes
+    # core planes, and NO_DATA with them, have the same bits in every mask
+    np.bitwise_or(draft.mask, decoded.mask, out=draft.mask)
     draft.warnings += decoded.notes
     draft.has_saturation = decoded.convention != "non-zero is BAD"
     draft.notes["mask"] = {"source": name, "convention": decoded.convention}
@@ -351,13 +358,13 @@ def _mark_saturation(draft: _Draft, level: float | None) -> None:
     if level is None:
         level, source = _saturation_card(draft)
     if level is None:
-        level, source = _plateau(draft.pixels), "largest value of the image"
+        level, source = _plateau(draft), "largest value of the image"
     if level is None:
         draft.notes["saturation"] = {"source": "none"}
         return
     with np.errstate(invalid="ignore"):
         reached = draft.pixels >= level
-    draft.mask[reached] |= np.int32(draft.planes.bit("SAT"))
+    np.bitwise_or(draft.mask, np.int32(draft.planes.bit("SAT")), out=draft.mask, where=reached)
     draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": int(reached.sum())}
 
 
@@ -370,12 +377,18 @@ def _saturation_card(draft: _Draft) -> tuple[float | None, str]:
     return (min(amplifiers), "SATURATA, SATURATB") if amplifiers else (None, "")
 
 
-def _plateau(pixels: np.ndarray) -> float | None:
-    if pixels.dtype.kind not in "ui":
+def _plateau(draft: _Draft) -> float | None:
+    """The largest value of an image of integers, if it is far above the median and occurs often."""
+    if np.dtype(draft.flags.native).kind not in "ui":
         return None
-    top = int(pixels.max())
-    far = top > 4 * max(float(np.median(pixels)), 1.0) and top > 1000
-    return float(top) if far and int((pixels == top).sum()) >= PLATEAU else None
+    pixels = draft.pixels
+    top = float(pixels.max())
+    if top <= 1000 or np.count_nonzero(pixels == top) < PLATEAU:
+        return None
+    # counting says the same as the median, unless the middle lies between two pixels
+    below = np.count_nonzero(pixels < top / 4)
+    far = 2 * below > pixels.size if 2 * below != pixels.size else top > 4 * float(np.median(pixels))
+    return top if far else None
 
 
 def _variance(

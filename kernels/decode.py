@@ -18,7 +18,7 @@ The order for one stored value ``s`` at index ``j`` of its tile (axis of ``exten
 4. ``value * Form.scale + Form.zero`` in ``Form.arithmetic`` (skipped for 1, 0; a product of -0.0 plus a zero of 0 stays
    -0.0); or, with ``Form.flip``, the top bit inverted and the value taken as of the other signedness;
 5. rounded to the type of ``out``; a null becomes NaN in a floating-point ``out``, and stays ``s`` in an integer one;
-6. ``mask |= mask_bit`` where a floating-point result is NaN.
+6. with a mask, an infinite result becomes NaN, and ``mask |= mask_bit`` where a floating-point result is NaN.
 
 The random number of pixel ``j``: with ``i = dither[t]`` and ``p = int(R[i] * float32(STRETCH))``, pixel 0 takes
 ``R[p]``, the next ``R[p + 1]``; when ``p`` reaches `COUNT`, ``i`` becomes ``(i + 1) % COUNT`` and ``p`` starts again.
@@ -187,10 +187,14 @@ class Decoded:
         0 or a key of `FAULTS`.
     nulls : int64 (n,)
         Integer pixels of the tile inside the window that are null.
+    missing, infinite : int64 (n,)
+        Pixels of the tile that step 6 flags, and those of them that were infinite; 0 without a mask.
     """
 
     status: np.ndarray
     nulls: np.ndarray
+    missing: np.ndarray
+    infinite: np.ndarray
 
 
 def decode(
@@ -220,7 +224,8 @@ def decode(
         Image coordinates of ``out[0, 0, ...]``; zeros when left out. Parts of tiles outside the window are decoded
         where the codec needs it, and not stored.
     mask : int32, the shape of ``out``, optional
-        ``mask_bit`` is set where a floating-point ``out`` is NaN. Left alone by an integer ``out``.
+        ``mask_bit`` is set where a floating-point ``out`` is NaN or infinite; the latter becomes NaN. Left alone by an
+        integer ``out``, and not touched where no bit is set.
     mask_bit : int
     threads : int, optional
         Host threads; Numba's number when left out. The result does not depend on it.
@@ -276,6 +281,26 @@ def swap_in_place(pixels: Array, flip: bool) -> None:
     if flip or pixels.itemsize > 1:
         top = np.array(1 << (8 * pixels.itemsize - 1) if flip else 0, f"u{pixels.itemsize}")
         decode_store.swap(bits, top.view(bits.dtype)[()])
+
+
+def flag_missing(pixels: Array, mask: Array, mask_bit: int) -> tuple[int, int]:
+    """Step 6 of the decoding, for pixels that are in memory already.
+
+    Parameters
+    ----------
+    pixels : floating-point array of any shape, C-contiguous, on the host
+        Infinite values become NaN.
+    mask : int32, the same shape, C-contiguous
+    mask_bit : int
+
+    Returns
+    -------
+    (int, int)
+        Pixels that are NaN now, and those of them that were infinite.
+    """
+    from skydelta.kernels.cpu import decode_store
+
+    return decode_store.flag(pixels.reshape(-1), mask.reshape(-1), np.int32(mask_bit))
 
 
 def expand_lzw(data: np.ndarray, limit: int) -> np.ndarray | None:

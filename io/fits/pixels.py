@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numba
@@ -19,18 +19,59 @@ from skydelta.io.fits import tiled
 from skydelta.io.fits.cards import last, number, text
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
 from skydelta.io.storage import Content
-from skydelta.kernels.decode import RAW, Form, decode, lossless_tiles, swap_in_place
+from skydelta.kernels.decode import RAW, Decoded, Form, decode, flag_missing, lossless_tiles, swap_in_place
 
 BAND = 1 << 20
 """Bytes that are read and converted together: they stay in the second-level cache."""
+
+RUN, PIECE = 1 << 22, 1 << 19
+"""The same where pixels are read to where they stay: of a thread's share, and of what is read and swapped at once. The
+share is longer than a large page of memory, which two threads that came to it together would both clear."""
 
 _Band = tuple[tuple[int, ...], tuple[int, ...]]
 
 Section = tuple[slice, ...]
 
 
+@dataclass
+class Flags:
+    """Pixels without a value, flagged while they are decoded: infinite ones become NaN too.
+
+    Attributes
+    ----------
+    bit : int
+    mask : int32
+        Made with the pixels, in their shape; ``bit`` is set where a floating-point pixel has no value.
+    missing, infinite : int
+        Pixels flagged, and those of them that were infinite in the file.
+    native : str
+        Type that holds the pixels without loss, which is what ``dtype="native"`` gives.
+    """
+
+    bit: int
+    mask: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    missing: int = 0
+    infinite: int = 0
+    native: str = ""
+
+    def apply(self, pixels: np.ndarray) -> None:
+        """Flag pixels that are in memory already."""
+        self.native, self.mask = pixels.dtype.name, np.zeros(pixels.shape, np.int32)
+        if pixels.dtype.kind == "f":
+            self.add(*flag_missing(pixels, self.mask, self.bit))
+
+    def add(self, missing: int, infinite: int) -> None:
+        self.missing += int(missing)
+        self.infinite += int(infinite)
+
+
 def read(
-    hdu: Hdu, content: Content, dtype: str, section: Section | None, threads: int | None = None
+    hdu: Hdu,
+    content: Content,
+    dtype: str,
+    section: Section | None,
+    threads: int | None = None,
+    flags: Flags | None = None,
 ) -> tuple[fits.Header, np.ndarray, list[str]]:
     """Image header, pixels in native byte order, scaled as FITS 4.0 (4.4.2, 5.2, 10.2) says, and what is odd.
 
@@ -45,6 +86,8 @@ def read(
         One slice an axis, (y, x) order; only the tiles or rows it touches are read.
     threads : int, optional
         Numba's number when left out; the pixels do not depend on it.
+    flags : Flags, optional
+        Filled in the same pass.
 
     Raises
     ------
@@ -62,16 +105,21 @@ def read(
         nullable = coded.blank is not None or bool(plan.tiles.has_blank.any())
         corner = tuple(s.start for s in box)
 
-        def fill(out: np.ndarray, as_form: Form) -> int:
-            done = decode(out, plan.heap, plan.tiles, as_form, corner=corner, threads=threads)
+        def fill(out: np.ndarray, as_form: Form) -> Decoded:
+            done = decode(
+                out, plan.heap, plan.tiles, as_form, corner=corner, threads=threads,
+                mask=None if flags is None else flags.mask, mask_bit=0 if flags is None else flags.bit,
+            )  # fmt: skip
             if done.status.any():
                 raise tiled.fault(plan, done.status)
-            return int(done.nulls.sum())
+            return done
 
-        return tiled.image_header(hdu), _typed(box, coded, nullable, dtype, fill), [*oddities, *plan.oddities]
+        pixels = _typed(box, coded, nullable, dtype, fill, flags)
+        return tiled.image_header(hdu), pixels, [*oddities, *plan.oddities]
     pixels = _typed(
-        box, form, form.blank is not None, dtype, lambda out, as_form: _raw(hdu, content, box, out, as_form, threads)
-    )
+        box, form, form.blank is not None, dtype,
+        lambda out, as_form: _raw(hdu, content, box, out, as_form, threads, flags), flags,
+    )  # fmt: skip
     return hdu.header, pixels, oddities
 
 
@@ -91,20 +139,31 @@ def _box(hdu: Hdu, section: Section | None) -> Section:
     return tuple(box)
 
 
-def _typed(box: Section, form: Form, nullable: bool, dtype: str, fill: Callable[[np.ndarray, Form], int]) -> np.ndarray:
+def _typed(
+    box: Section,
+    form: Form,
+    nullable: bool,
+    dtype: str,
+    fill: Callable[[np.ndarray, Form], Decoded],
+    flags: Flags | None,
+) -> np.ndarray:
     """An array of the type asked for, filled; integers that may be null stay integers only if none is."""
     shape = tuple(s.stop - s.start for s in box)
-    integer = form.stored.startswith(("int", "uint"))
-    if dtype == "float32" or not (integer and form.flip and nullable):
-        out = np.empty(shape, "float32" if dtype == "float32" else form.native(nullable))
-        fill(out, form)
-        return out
-    out = np.empty(shape, form.native(False))
-    if fill(out, form) == 0:
-        return out
-    zero = next(zero for (_, zero), name in UNSIGNED.items() if name == form.native(False))
-    out = np.empty(shape, form.arithmetic)
-    fill(out, replace(form, flip=False, zero=float(zero)))
+    exact = form.stored.startswith(("int", "uint")) and form.flip and nullable
+    wanted = "float32" if dtype == "float32" else form.native(nullable and not exact)
+    out = np.empty(shape, wanted)
+    if flags is not None:
+        flags.mask = np.zeros(shape, np.int32)
+    done = fill(out, form)
+    empty = exact and int(done.nulls.sum()) == 0
+    native = form.native(nullable and not empty)
+    if out.dtype.kind != "f" and native != wanted:
+        zero = next(zero for (_, zero), name in UNSIGNED.items() if name == wanted)
+        out = np.empty(shape, native)
+        done = fill(out, replace(form, flip=False, zero=float(zero)))
+    if flags is not None:
+        flags.native = native
+        flags.add(done.missing.sum(), done.infinite.sum())
     return out
 
 
@@ -159,44 +218,67 @@ def nulls(hdu: Hdu) -> str:
     return ", ".join(said)
 
 
-def _raw(hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, threads: int | None) -> int:
-    """Read, swap and scale uncompressed pixels band by band; the number of nulls."""
+def _raw(
+    hdu: Hdu, content: Content, box: Section, out: np.ndarray, form: Form, threads: int | None, flags: Flags | None
+) -> Decoded:
+    """Read, swap, scale and flag uncompressed pixels band by band; one row of `Decoded` a thread."""
     itemsize = np.dtype(form.stored).itemsize
     plain = not form.scaled and form.blank is None and out.dtype == form.native(False)
     if plain and all((s.start, s.stop) == (0, n) for s, n in zip(box[1:], hdu.shape[1:], strict=True)):
-        _in_place(hdu, content, box[0].start * math.prod(hdu.shape[1:]) * itemsize, out, form.flip, threads)
-        return 0
+        return _in_place(
+            hdu, content, box[0].start * math.prod(hdu.shape[1:]) * itemsize, out, form.flip, threads, flags
+        )
     bands = list(_bands(hdu.shape, box, itemsize, max(BAND, content.span)))
     turn = itertools.count()
     corner = tuple(s.start for s in box)
     largest = max(math.prod(extent) for _, extent in bands) * itemsize
+    mask, bit = (None, 0) if flags is None else (flags.mask, flags.bit)
 
-    def work() -> int:
-        buffer, nulls = np.empty(largest, np.uint8), 0
+    def work() -> np.ndarray:
+        buffer, found = np.empty(largest, np.uint8), np.zeros(3, np.int64)
         while (i := next(turn)) < len(bands):
             origin, extent = bands[i]
             size = math.prod(extent) * itemsize
             _fill(hdu, content, int(np.ravel_multi_index(origin, hdu.shape)) * itemsize, buffer[:size])
             tiles = lossless_tiles(np.array([0]), np.array([size]), RAW, np.array([origin]), np.array([extent]))
-            nulls += int(decode(out, buffer[:size], tiles, form, corner=corner, threads=1).nulls[0])
-        return nulls
+            done = decode(
+                out, buffer[:size], tiles, form, corner=corner, mask=mask, mask_bit=bit, threads=1
+            )  # fmt: skip
+            found += (done.nulls[0], done.missing[0], done.infinite[0])
+        return found
 
-    return sum(_shared(work, len(bands), threads))
+    return _counted(_shared(work, len(bands), threads))
 
 
-def _in_place(hdu: Hdu, content: Content, start: int, out: np.ndarray, flip: bool, threads: int | None) -> None:
+def _counted(found: list[np.ndarray]) -> Decoded:
+    """Nulls, missing and infinite pixels that threads have counted."""
+    return Decoded(np.zeros(len(found), np.int32), *np.stack(found, axis=1))
+
+
+def _in_place(
+    hdu: Hdu, content: Content, start: int, out: np.ndarray, flip: bool, threads: int | None, flags: Flags | None
+) -> Decoded:
     """Pixels that follow each other in the file and need no more than a swap: read to where they stay."""
     flat = out.reshape(-1)
-    step = max(BAND, content.span) // out.itemsize
+    mask = None if flags is None or out.dtype.kind != "f" else flags.mask.reshape(-1)
+    share = max(RUN, content.span) // out.itemsize
+    part = max(PIECE, content.span) // out.itemsize
     turn = itertools.count()
 
-    def work() -> None:
-        while (at := next(turn) * step) < flat.size:
-            part = flat[at : at + step]
-            _fill(hdu, content, start + at * out.itemsize, part.view(np.uint8))
-            swap_in_place(part, flip)
+    def work() -> np.ndarray:
+        found = np.zeros(3, np.int64)
+        while (first := next(turn) * share) < flat.size:
+            stop = min(first + share, flat.size)
+            for at in range(first, stop, part):
+                to = min(at + part, stop)
+                pixels = flat[at:to]
+                _fill(hdu, content, start + at * out.itemsize, pixels.view(np.uint8))
+                swap_in_place(pixels, flip)
+                if mask is not None and flags is not None:
+                    found[1:] += flag_missing(pixels, mask[at:to], flags.bit)
+        return found
 
-    _shared(work, -(-flat.size // step), threads)
+    return _counted(_shared(work, -(-flat.size // share), threads))
 
 
 def _fill(hdu: Hdu, content: Content, start: int, out: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from astropy.table import Table
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, readable
 from skydelta.io.fits.layout import Hdu, scan
-from skydelta.io.fits.pixels import Section, nulls
+from skydelta.io.fits.pixels import Flags, Section, nulls
 from skydelta.io.fits.pixels import read as read_pixels
 from skydelta.io.fits.tiled import grid_of
 from skydelta.io.routes import Counted, is_url, open_source
@@ -58,7 +58,9 @@ class Source:
     hdus: list[Hdu]
     oddities: list[str]
 
-    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
         raise TypeError("a source implements _pixels")
 
     def astropy(self) -> fits.HDUList:
@@ -78,7 +80,11 @@ class Source:
         return InputError(f"{self.label}: {hdu.label}: {message}", **numbers)
 
     def read(
-        self, hdu: Hdu, dtype: Literal["native", "float32"] = "native", section: Section | None = None
+        self,
+        hdu: Hdu,
+        dtype: Literal["native", "float32"] = "native",
+        section: Section | None = None,
+        flags: Flags | None = None,
     ) -> tuple[fits.Header, np.ndarray, list[str]]:
         """Image header, pixels in native byte order (y, x), and what is odd about them.
 
@@ -89,6 +95,8 @@ class Source:
             native keeps integers and float64.
         section : tuple of slice, optional
             One slice an axis; only what it touches is read and decoded.
+        flags : Flags, optional
+            Marks pixels without a value in the same pass.
 
         Raises
         ------
@@ -102,7 +110,7 @@ class Source:
         if 0 in (hdu.shape or (0,)):
             raise self.error(hdu, f"has no pixel data (shape {hdu.shape})")
         try:
-            return self._pixels(hdu, dtype, section)
+            return self._pixels(hdu, dtype, section, flags)
         except InputError as e:
             raise self.error(hdu, str(e).removeprefix(f"{self.label}: "), **e.numbers) from None
         except MemoryError:
@@ -266,8 +274,10 @@ class FitsFile(Source):
             self.content.close()
             raise
 
-    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
-        return read_pixels(hdu, self.content, dtype, section)
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+        return read_pixels(hdu, self.content, dtype, section, flags=flags)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))
@@ -307,11 +317,18 @@ class InMemory(Source):
             kind = "image" if hdu.is_image else "table"
             self.hdus.append(Hdu(i, kind, Cards(header=hdu.header), shape=tuple(hdu.shape) if hdu.is_image else ()))
 
-    def _pixels(self, hdu: Hdu, dtype: str, section: Section | None) -> tuple[fits.Header, np.ndarray, list[str]]:
+    def _pixels(
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
+    ) -> tuple[fits.Header, np.ndarray, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
         data = data if section is None else data[section]
         wanted = np.dtype("float32") if dtype == "float32" else data.dtype.newbyteorder("=")
-        return hdu.header, data.astype(wanted, copy=False), []
+        if flags is None:
+            return hdu.header, data.astype(wanted, copy=False), []
+        pixels = np.array(data, wanted, order="C")
+        flags.apply(pixels)
+        flags.native = data.dtype.name
+        return hdu.header, pixels, []
 
     def astropy(self) -> fits.HDUList:
         return self._hdulist

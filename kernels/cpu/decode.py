@@ -81,21 +81,23 @@ def decode(
 ) -> Decoded:
     """The same arguments as the front, in order."""
     n = len(tiles)
-    status, nulls = np.zeros(n, np.int32), np.zeros(n, np.int64)
+    status = np.zeros(n, np.int32)
+    nulls, missing, infinite = (np.zeros(n, np.int64) for _ in range(3))
+    done = Decoded(status, nulls, missing, infinite)
     if n == 0 or out.size == 0:
-        return Decoded(status, nulls)
+        return done
     outside = (tiles.offset < 0) | (tiles.length < 0) | (tiles.offset > heap.size)
     outside |= tiles.length > heap.size - np.where(outside, 0, tiles.offset)
     status[outside] = OUTSIDE
     pixels = tiles.pixels()
-    job = _Job(heap, tiles, form, pixels, status, _Store(out, tiles, form, corner, mask, mask_bit, nulls))
+    job = _Job(heap, tiles, form, pixels, status, _Store(out, tiles, form, corner, mask, mask_bit, done))
     batches = _batches(tiles.codec.astype(np.int64) * 2 + (tiles.dither >= NO_DITHER), pixels)
     workers = min(threads or numba.get_num_threads(), len(batches))
     if workers == 1 or int(pixels.sum()) < ALONE:
         scratch = _Scratch()
         for batch in batches:
             _run(job, scratch, *batch)
-        return Decoded(status, nulls)
+        return done
     turn = itertools.count()
 
     def work() -> None:
@@ -106,7 +108,7 @@ def decode(
     with ThreadPoolExecutor(workers) as pool:
         for future in [pool.submit(work) for _ in range(workers)]:
             future.result()
-    return Decoded(status, nulls)
+    return done
 
 
 def _batches(kind: np.ndarray, pixels: np.ndarray) -> list[tuple[int, int]]:
@@ -262,9 +264,9 @@ class _Store:
         corner: tuple[int, ...],
         mask: np.ndarray | None,
         mask_bit: int,
-        nulls: np.ndarray,
+        done: Decoded,
     ) -> None:
-        self.tiles, self.form, self.nulls = tiles, form, nulls
+        self.tiles, self.form, self.done = tiles, form, done
         self.is_float = form.stored.startswith("float")
         self.to_float = out.dtype.kind == "f"
         flat = out.reshape(-1)
@@ -302,8 +304,8 @@ class _Store:
         """
         tiles = self.tiles
         where = (first, t0, t1, tiles.origin, tiles.extent, self.corner, self.shape, self.out)
-        blank = (tiles.blank, tiles.has_blank, self.common, self.has_common, self.nulls)
-        flags = (self.mask, self.bit)
+        blank = (tiles.blank, tiles.has_blank, self.common, self.has_common, self.done.nulls)
+        flags = (self.mask, self.bit, self.done.missing, self.done.infinite)
         quantized = tiles.dither[t0] >= NO_DITHER
         if quantized:
             decode_store.quantized(

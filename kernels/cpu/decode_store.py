@@ -45,10 +45,36 @@ def run_of(t, row, origin, extent, corner, shape):
 
 
 @inline
-def flag_nan(out, mask, mask_bit):
-    """Set a mask bit where pixels of a run are NaN; ``mask`` may be empty."""
+def flag_run(out, mask, mask_bit):
+    """Make infinite pixels of a run NaN and set a mask bit where one is NaN; (NaN, infinite). ``mask`` may be empty.
+
+    A mask that stays as it is is not touched: a new one costs its pages when it is written first.
+    """
+    missing, infinite = 0, 0
     for i in range(mask.size):
-        mask[i] |= mask_bit if out[i] != out[i] else np.int32(0)
+        missing += out[i] - out[i] != 0
+    if missing:
+        for i in range(mask.size):
+            v = out[i]
+            if v - v != 0:
+                mask[i] |= mask_bit
+                if not np.isnan(v):
+                    infinite += 1
+                    out[i] = np.nan
+    return missing, infinite
+
+
+@serial
+def flag(out, mask, mask_bit):
+    """As `flag_run`, for pixels that are decoded already."""
+    return flag_run(out, mask, mask_bit)
+
+
+@inline
+def flag_tile(t, out, mask, mask_bit, missing, infinite):
+    m, n = flag_run(out, mask, mask_bit)
+    missing[t] += m
+    infinite[t] += n
 
 
 @inline
@@ -154,7 +180,7 @@ def blank_run(source, swap, out, blank):
 @serial
 def integers_to_floats(
     source, swap, first, t0, t1, origin, extent, corner, shape, out, flip, linear, scale, zero,
-    blank, has_blank, common, has_common, nulls, mask, mask_bit,
+    blank, has_blank, common, has_common, nulls, mask, mask_bit, missing, infinite,
 ):  # fmt: skip
     """To float32 or float64, scaled in the type of ``scale`` and ``zero`` where ``linear``."""
     for t in range(t0, t1):
@@ -170,8 +196,8 @@ def integers_to_floats(
                 nulls[t] += blank_run(stored, swap, pixels, blank[t])
             if has_common and not (has_blank[t] and blank[t] == common):
                 nulls[t] += blank_run(stored, swap, pixels, common)
-            if has_blank[t] or has_common:
-                flag_nan(pixels, mask[o : o + n], mask_bit)
+            if has_blank[t] or has_common or linear:
+                flag_tile(t, pixels, mask[o : o + n], mask_bit, missing, infinite)
 
 
 @inline
@@ -216,7 +242,7 @@ def undithered_run(source, swap, out, zscale, zzero, linear, scale, zero):
 @serial
 def quantized(
     source, swap, first, t0, t1, origin, extent, corner, shape, out, dither, zscale, zzero, table, exact_zero,
-    linear, scale, zero, blank, has_blank, common, has_common, nulls, mask, mask_bit,
+    linear, scale, zero, blank, has_blank, common, has_common, nulls, mask, mask_bit, missing, infinite,
 ):  # fmt: skip
     """Quantised integers to float32 or float64; ``scale`` and ``zero`` as in `integers_to_floats`."""
     for t in range(t0, t1):
@@ -236,7 +262,7 @@ def quantized(
                 nulls[t] += blank_run(stored, swap, pixels, blank[t])
             if has_common and not (has_blank[t] and blank[t] == common):
                 nulls[t] += blank_run(stored, swap, pixels, common)
-            flag_nan(pixels, mask[o : o + n], mask_bit)
+            flag_tile(t, pixels, mask[o : o + n], mask_bit, missing, infinite)
 
 
 @inline
@@ -254,7 +280,10 @@ def float_run(source, swap, out, linear, scale, zero):
 
 
 @serial
-def floats(source, swap, first, t0, t1, origin, extent, corner, shape, out, linear, scale, zero, mask, mask_bit):
+def floats(
+    source, swap, first, t0, t1, origin, extent, corner, shape, out, linear, scale, zero,
+    mask, mask_bit, missing, infinite,
+):  # fmt: skip
     """Bits of float32 or float64 (as int32 or int64) to floats."""
     for t in range(t0, t1):
         for row in range(rows_of(t, extent)):
@@ -262,4 +291,4 @@ def floats(source, swap, first, t0, t1, origin, extent, corner, shape, out, line
             stored = source[first[t - t0] + k : first[t - t0] + k + n]
             pixels = out[o : o + n]
             float_run(stored, swap, pixels, linear, scale, zero)
-            flag_nan(pixels, mask[o : o + n], mask_bit)
+            flag_tile(t, pixels, mask[o : o + n], mask_bit, missing, infinite)

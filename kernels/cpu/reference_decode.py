@@ -112,7 +112,7 @@ def decode(
     threads: int | None,
 ) -> Decoded:
     """The same arguments as the front, in order; ``threads`` is not used."""
-    nulls = np.zeros(len(tiles), np.int64)
+    nulls, missing, infinite = (np.zeros(len(tiles), np.int64) for _ in range(3))
     real = np.dtype(form.arithmetic).type
     for t in range(len(tiles)):
         stream = heap[tiles.offset[t] : tiles.offset[t] + tiles.length[t]].tobytes()
@@ -156,5 +156,8 @@ def decode(
         out[inside] = value.reshape(shape)[own]
         nulls[t] = null.reshape(shape)[own].sum()
         if mask is not None and out.dtype.kind == "f":
-            mask[inside] |= np.where(np.isnan(out[inside]), np.int32(mask_bit), np.int32(0))
-    return Decoded(np.zeros(len(tiles), np.int32), nulls)
+            unsound = ~np.isfinite(out[inside])
+            missing[t], infinite[t] = unsound.sum(), np.isinf(out[inside]).sum()
+            out[inside] = np.where(unsound, np.nan, out[inside])
+            mask[inside] |= np.where(unsound, np.int32(mask_bit), np.int32(0))
+    return Decoded(np.zeros(len(tiles), np.int32), nulls, missing, infinite)

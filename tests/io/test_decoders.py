@@ -52,6 +52,8 @@ def table(rng, stored, shape, tile, *, rice_bytes=4, rice_block=32):
         elif stored.startswith("float"):
             values = rng.normal(0, 1, size).astype(stored)
             values[rng.random(size) < 0.1] = np.nan
+            values[rng.random(size) < 0.1] = rng.choice([np.inf, -np.inf])
+            values[rng.random(size) < 0.1] = -0.0
         else:
             values = rng.integers(0, 100, size).astype(stored)
         codecs = [front.RAW, front.GZIP1, front.GZIP2]
@@ -79,7 +81,7 @@ def table(rng, stored, shape, tile, *, rice_bytes=4, rice_block=32):
 
 
 def both(heap, tiles, form, dtype, shape, corner):
-    """Image, mask and nulls of the twin with one and two threads and of the reference."""
+    """Image, mask and counts of the twin with one and two threads and of the reference."""
     out = []
     for run in (1, 2, None):
         image, mask = np.full(shape, 3, dtype), np.full(shape, 1, np.int32)
@@ -89,7 +91,7 @@ def both(heap, tiles, form, dtype, shape, corner):
         else:
             done = decode(*arguments, corner=corner, mask=mask, mask_bit=4, threads=run)
         assert not done.status.any()
-        out.append((image, mask, done.nulls))
+        out.append((image, mask, done.nulls, done.missing, done.infinite))
     return out
 
 
