@@ -92,7 +92,7 @@ def read_many(
         raise ConfigError(f"read_many: on_error {on_error!r}; allowed are raise, yield")
     if depth < 1:
         raise ConfigError(f"read_many: depth = {depth}; at least 1 is needed")
-    budget = _free_memory() // SHARE if budget is None else budget
+    budget = free_memory() // SHARE if budget is None else budget
     if budget < 1:
         raise ConfigError(f"read_many: budget = {budget} bytes; at least 1 is needed")
     several = isinstance(hdus, Sequence) and not isinstance(hdus, str)
@@ -200,7 +200,7 @@ def _packed_size(source: Any) -> int:
         return 0  # said by name when it is opened
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that this machine could still give out."""
     try:
         with open("/proc/meminfo") as file:

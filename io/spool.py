@@ -63,7 +63,7 @@ class Spool:
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             for plane in planes:
                 places.append((self.written, plane.dtype, plane.shape))
-                left = memoryview(np.ascontiguousarray(plane)).cast("B")
+                left = np.ascontiguousarray(plane).data.cast("B")
                 while len(left):
                     done = os.pwrite(self._file.fileno(), left[: 1 << 30], self.written)
                     self.written += done
@@ -93,7 +93,7 @@ class Spool:
         assert self._file is not None
         start, stop, _ = rows.indices(shape[0])
         out = np.empty((max(stop - start, 0), *shape[1:]), dtype)
-        left = memoryview(out).cast("B") if out.size else memoryview(b"")
+        left = out.data.cast("B") if out.size else memoryview(b"")
         offset += start * dtype.itemsize * int(np.prod(shape[1:]))
         try:
             while len(left):

@@ -23,6 +23,7 @@ COMMANDS = (
     "doctor",
     "report",
     "workflow",
+    "stack",
 )
 """Each is a function of its own name in a module of `skydelta.pipeline.commands`."""
 

@@ -25,8 +25,9 @@ BUILTIN = {
     "detect": "skydelta.stages.detect:Detect",
     "fit": "skydelta.stages.fit:Fit",
     "write": "skydelta.stages.write:Write",
+    "stack": "skydelta.stages.stack:Stack",
 }
-"""Built-in stages in the order of the main job; listing them imports nothing."""
+"""Built-in stages in the order of the main job, then the others; listing them imports nothing."""
 
 
 @cache

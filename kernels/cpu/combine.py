@@ -222,8 +222,7 @@ def judge(values, masks, bits, terms, middle, excess, error, sky, sigma, core, j
             top = middle[y, x]
             for yy in range(max(y - 1, 0), min(y + 2, h)):
                 for xx in range(max(x - 1, 0), min(x + 2, w)):
-                    if middle[yy, xx] > top:
-                        top = middle[yy, xx]
+                    top = max(top, middle[yy, xx])
             signal = max(top - sky[y, x] - 3.0 * error[y, x], 0.0)
             used, other = 0, 0.0
             for i in range(n):
@@ -262,7 +261,7 @@ def keep(values, variances, masks, judged, bits, terms, kind, halo, lost, image,
         choices = np.empty(n, np.int8)
         y = row + halo
         for x in range(image.shape[1]):
-            best, used, covered, used_bits, other_bits = _chosen(values, masks, y, x, bits, choices)
+            best, used, covered, _, other_bits = _chosen(values, masks, y, x, bits, choices)
             if used == 0:
                 image[row, x] = noise[row, x] = np.nan
                 weight[row, x] = 0.0

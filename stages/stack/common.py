@@ -81,7 +81,9 @@ def solve(series: list[Series], places: int) -> Common:
     scatter = 1.0
     for _ in range(ROUNDS):
         offsets, inverse, common, weight = _once(series, factors, places)
-        left = [np.sqrt(s.weight) * (s.value - common[s.place] - o @ s.terms) for s, o in zip(series, offsets, strict=True)]
+        left = [
+            np.sqrt(s.weight) * (s.value - common[s.place] - o @ s.terms) for s, o in zip(series, offsets, strict=True)
+        ]
         shared = np.concatenate([r[count[s.place] > 1] for r, s in zip(left, series, strict=True)])
         if not shared.size:
             break

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``skydelta stack``: many exposures as one image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skydelta.pipeline.console import print_table, reporting
+
+METHODS = ("mean", "weighted", "median", "clipped")
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILES...")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option(
+    "--onto",
+    metavar="TARGET",
+    help="mosaic, north-up, or a FITS image or text file of cards whose grid is wanted.  [default: mosaic]",
+)
+@click.option("--pixel-scale", type=float, metavar="ARCSEC", help="Of mosaic and north-up; else the images' smallest.")
+@click.option("--method", type=click.Choice(METHODS), help="How the images are combined.  [default: clipped]")
+@click.option("--weights", type=click.Choice(("exposure", "pixel", "equal")), help="Of weighted and clipped.")
+@click.option("--scaling", type=click.Choice(("auto", "header", "stars", "none")), help="Where flux scales come from.")
+@click.option("--background", type=click.Choice(("none", "offset", "plane")), help="How skies are matched.")
+@click.option("--sigma", type=float, help="Clipping limit, standard deviations.")
+@click.option("--aligned", is_flag=True, help="The images are on one pixel grid: use no WCS.")
+@click.option("--skip-bad", is_flag=True, help="Go on without images that cannot be used, and name them.")
+@click.option("--budget", type=click.IntRange(1), metavar="MB", help="Memory for images that wait.")
+@click.option("--scratch", type=click.Path(file_okay=False, exists=True), help="Folder for what exceeds the budget.")
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier file.")
+@reporting
+def stack(
+    files: tuple[str, ...],
+    out: Path,
+    onto: str | None,
+    skip_bad: bool,
+    budget: int | None,
+    device: str,
+    overwrite: bool,
+    **settings: Any,
+) -> None:
+    """Co-add FILES (FILE or FILE[EXT]): aligned, brought to one flux scale and one sky, combined.
+
+    OUT holds SCI, VAR, DQ, NEXP (exposures of each pixel), SUMW (sum of weights) and the table INPUTS.
+    """
+    from skydelta.errors import ConfigError
+    from skydelta.io.fits.writer import exposure_hdus, table_hdu, write_hdus
+    from skydelta.kernels.backend import resolve
+    from skydelta.stages.base import Context
+    from skydelta.stages.stack import Stack
+
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out}: exists; --overwrite replaces it")
+    given = {k: v for k, v in settings.items() if v is not None}
+    if budget is not None:
+        given["budget"] = budget << 20
+    stage = Stack(**given, on_error="skip" if skip_bad else "raise")
+    ctx = Context(resolve(device), id=out.name)
+    result = stage.execute(ctx, {"images": list(files), "onto": onto})
+    stacked, table = result["stacked"], result["table"]
+    further = {"NEXP": result["coverage"].image.astype("int32"), "SUMW": result["weight"].image}
+    write_hdus(out, [*exposure_hdus(stacked, further), table_hdu(table, "INPUTS")])
+    shown = ("id", "scale", "scale_from", "level", "weight", "resampling", "clipped")
+    rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in table[shown].iterrows()]
+    print_table(f"{out.name}: {stacked.notes['stack']}, {stacked.shape[1]} x {stacked.shape[0]} px", list(shown), rows)
+    for name, text in ctx.flags.items():
+        click.echo(f"  flag {name}: {text}")
