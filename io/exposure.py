@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,18 +161,31 @@ class Exposure:
 
     @classmethod
     def from_ccddata(cls, ccd: Any, id: str = "") -> Exposure:
-        """From astropy CCDData or NDData; any uncertainty becomes a variance, a mask becomes BAD."""
+        """From astropy CCDData or NDData; any uncertainty becomes a variance, a mask becomes BAD.
+
+        Metadata that are no header are taken over where they are numbers or text.
+
+        Raises
+        ------
+        InputError
+            An uncertainty of unknown meaning, or planes that do not fit the image.
+        """
         from astropy.nddata import VarianceUncertainty
 
         planes = MaskPlanes()
-        mask = None if ccd.mask is None else np.where(ccd.mask, planes.bit("BAD"), 0).astype(np.int32)
+        data = np.asarray(ccd.data, np.float32)
+        mask = None
+        if ccd.mask is not None:
+            mask = np.where(np.broadcast_to(ccd.mask, data.shape), planes.bit("BAD"), 0).astype(np.int32)
         variance = None
         if ccd.uncertainty is not None:
-            variance = np.asarray(ccd.uncertainty.represent_as(VarianceUncertainty).array, np.float32)
-        header = ccd.meta.copy() if isinstance(ccd.meta, fits.Header) else fits.Header()
-        return cls(
-            np.asarray(ccd.data, np.float32), variance, mask, planes, ccd.wcs, unit=ccd.unit, header=header, id=id
-        )
+            try:
+                variance = np.asarray(ccd.uncertainty.represent_as(VarianceUncertainty).array, np.float32)
+            except TypeError:
+                kind = type(ccd.uncertainty).__name__
+                raise InputError(f"{id or 'image'}: {kind} has no known relation to a variance") from None
+        header = ccd.meta.copy() if isinstance(ccd.meta, fits.Header) else _cards(ccd.meta)
+        return cls(data, variance, mask, planes, ccd.wcs, unit=ccd.unit, header=header, id=id)
 
     def _repr_html_(self) -> str:
         rows = {
@@ -191,3 +205,13 @@ class Exposure:
 def _cut(wcs: Any, s: tuple[slice, slice]) -> Any:
     """The WCS of a part of its array."""
     return wcs.slice(s) if isinstance(wcs, WCS) else SlicedLowLevelWCS(low_level(wcs), s)
+
+
+def _cards(meta: Any) -> fits.Header:
+    """The entries of a dictionary that are numbers or text, as cards."""
+    header = fits.Header()
+    for key, value in (meta or {}).items():
+        if isinstance(value, str | bool | int | float) and isinstance(key, str):
+            with contextlib.suppress(ValueError):  # not ASCII, not finite, too long: no card
+                header[key if len(key) <= 8 else f"HIERARCH {key}"] = value
+    return header

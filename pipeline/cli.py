@@ -15,6 +15,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 COMMANDS = (
     "difference",
+    "align",
     "run",
     "check",
     "inspect",

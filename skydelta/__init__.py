@@ -24,6 +24,7 @@ _PUBLIC: dict[str, str] = {
     "read": "skydelta.io.read:read",
     "read_many": "skydelta.io.many:read_many",
     "write": "skydelta.io.fits.writer:write",
+    "reproject": "skydelta.stages.align.reproject:reproject",
     "run": "skydelta.pipeline.runner:run",
     "simulate": "skydelta.pipeline.simulate:simulate",
 }

@@ -15,6 +15,7 @@ from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import Psf
 from skydelta.io.sky import low_level
 from skydelta.kernels.backend import Array
+from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.resample import MaskBits, PixelMap, Resampled, resample
 from skydelta.stages.align.mapping import pixel_map, shift_map
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -71,9 +72,42 @@ class Align(Stage[AlignConfig]):
     def memory(self, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * 24  # coefficients, working mask, and the four planes of the result
 
+    def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
+        """Run alone. ``image`` may also be CCDData or NDData, then the result is one too, or (array, WCS), or whatever
+        `skydelta.read` reads; ``onto`` a WCS with its array_shape, a header, a file of one, or (WCS or header, shape).
+        """
+        from skydelta.stages.align.inputs import as_image, as_target, like
+
+        given = {**dict(zip(self.inputs, args, strict=False)), **inputs}
+        ready = dict(given)
+        if "image" in given:
+            ready["image"] = as_image(given["image"], device)
+        if "onto" in given:
+            ready["onto"] = as_target(given["onto"])
+        return like(given.get("image"), super().__call__(device=device, **ready))
+
     def run(  # type: ignore[override]
         self, ctx: Context, *, image: Exposure, onto: Exposure
     ) -> dict[str, Any]:
+        return {"aligned": self._resampled(ctx, image, onto)[0]}
+
+    def resampled(
+        self, ctx: Context, image: Exposure, onto: Exposure, *, empty: bool = False
+    ) -> tuple[Exposure, Array]:
+        """The aligned image and its footprint, float32 (H, W): the part of the kernel's weight on usable pixels.
+
+        With ``empty``, an image that covers nothing of the grid is a result, and not an error.
+        """
+        aligned, weight, box = self._resampled(ctx, image.single(), onto, empty)
+        if weight is None:
+            weight = aligned.backend.xp.zeros(onto.shape, np.float32)
+            weight[box.slices] = 1.0
+        return aligned, weight
+
+    def _resampled(
+        self, ctx: Context, image: Exposure, onto: Exposure, empty: bool = False
+    ) -> tuple[Exposure, Array | None, Box]:
+        """The aligned image, and its footprint or (of a copy) the box that it covers."""
         grid = self._map(image, onto)
         planes = onto.planes.union([*CORE_PLANES, *image.planes])
         mask = None if image.mask is None else image.planes.translate(image.mask, planes)
@@ -83,6 +117,7 @@ class Align(Stage[AlignConfig]):
         ctx.metric("pixel_area_ratio", list(grid.area))
         flux = self._factor(image) and max(abs(a - 1) for a in grid.area) > EQUAL_AREA
         ctx.metric("conserved", "flux" if flux else "brightness")
+        box = Box(0, 0, 0, 0)
         if grid.shift is None:
             method: str = self.config.method
             bits = MaskBits(
@@ -94,14 +129,21 @@ class Align(Stage[AlignConfig]):
         else:
             method = "copy"
             ctx.metric("shift_px", list(grid.shift[::-1]))
-            new, overlap = _copied(image, mask, grid.shift, onto.shape, planes)
+            box = _covered(grid.shift, onto.shape, image.shape)
+            new = _copied(image, mask, grid.shift, box, onto.shape, planes)
             psf = None if image.psf is None else image.psf.moved(*grid.shift)
+            overlap = (box.y1 - box.y0) * (box.x1 - box.x0) / (onto.shape[0] * onto.shape[1])
         ctx.metric("method", method)
         ctx.metric("overlap_fraction", overlap)
-        if overlap == 0:
+        if overlap == 0 and not empty:
             raise InputError(_no_overlap(image, onto, grid), overlap=0.0)
         if overlap < FULL_OVERLAP:
             ctx.flag("partial_overlap", f"{image.id or 'image'} covers {overlap:.1%} of the target grid")
+        header = image.header.copy()
+        header["ALMETHOD"] = (method, "kernel of the interpolation; copy: none")
+        header["ALMAPERR"] = (grid.error, "[pix] largest error of the position map")
+        header["ALCONSRV"] = ("flux" if flux else "brightness", "kept when the pixel size changed")
+        header["ALCOVER"] = (overlap, "part of the grid that the image covers")
         aligned = image.with_(
             image=new.image,
             variance=new.variance,
@@ -110,9 +152,10 @@ class Align(Stage[AlignConfig]):
             wcs=onto.wcs,
             psf=psf,
             origin=onto.origin,
+            header=header,
             notes={**image.notes, "align": method},
         )
-        return {"aligned": aligned}
+        return aligned, new.weight, box
 
     def _map(self, image: Exposure, onto: Exposure) -> PixelMap:
         if self.config.aligned:
@@ -141,32 +184,34 @@ def _nameless(wcs: Any) -> bool:
     return not any(low_level(wcs).world_axis_physical_types)
 
 
-def _copied(
-    image: Exposure, mask: Array | None, shift: tuple[int, int], shape: tuple[int, int], planes: MaskPlanes
-) -> tuple[Resampled, float]:
-    """The planes moved by whole pixels, bit by bit, and the covered part of the target."""
-    (sy, sx), (h, w), (hs, ws) = shift, shape, image.shape
-    if shift == (0, 0) and shape == image.shape:
-        return Resampled(image.image, image.variance, mask, None), 1.0
-    xp = image.backend.xp
+def _covered(shift: tuple[int, int], shape: tuple[int, int], source_shape: tuple[int, int]) -> Box:
+    """Pixels of the target that a source moved by whole pixels covers."""
+    (sy, sx), (h, w), (hs, ws) = shift, shape, source_shape
     y0, y1, x0, x1 = max(0, -sy), min(h, hs - sy), max(0, -sx), min(w, ws - sx)
-    if y0 >= y1 or x0 >= x1:
-        return Resampled(image.image, image.variance, mask, None), 0.0
-    to, at = np.s_[y0:y1, x0:x1], np.s_[y0 + sy : y1 + sy, x0 + sx : x1 + sx]
+    return Box(y0, y1, x0, x1) if y0 < y1 and x0 < x1 else Box(0, 0, 0, 0)
+
+
+def _copied(
+    image: Exposure, mask: Array | None, shift: tuple[int, int], box: Box, shape: tuple[int, int], planes: MaskPlanes
+) -> Resampled:
+    """The planes moved by whole pixels, bit by bit."""
+    if shift == (0, 0) and shape == image.shape:
+        return Resampled(image.image, image.variance, mask, None)
+    xp = image.backend.xp
+    at = box.shift(*shift)
 
     def move(plane: Array, outside: float) -> Array:
         out = xp.full(shape, outside, plane.dtype)
-        out[to] = plane[at]
+        out[box.slices] = plane[at.slices]
         return out
 
     inside = xp.zeros(image.shape, np.int32) if mask is None else mask
-    new = Resampled(
+    return Resampled(
         move(image.image, np.nan),
         None if image.variance is None else move(image.variance, np.nan),
         move(inside, planes.bit("NO_DATA")),
         None,
     )
-    return new, (y1 - y0) * (x1 - x0) / (h * w)
 
 
 def _no_overlap(image: Exposure, onto: Exposure, grid: PixelMap) -> str:

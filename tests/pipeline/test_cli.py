@@ -44,7 +44,18 @@ def test_version_through_the_module():
 
 def test_commands(skydelta):
     words = skydelta("--help").stdout
-    for name in ("check", "difference", "doctor", "inspect", "report", "run", "simulate", "stages", "workflow"):
+    for name in (
+        "align",
+        "check",
+        "difference",
+        "doctor",
+        "inspect",
+        "report",
+        "run",
+        "simulate",
+        "stages",
+        "workflow",
+    ):
         assert re.search(rf"^  {name} +\w", words, re.MULTILINE), name
 
 

@@ -49,6 +49,7 @@ class Wrapped(BaseLowLevelWCS):
         self.inner, self.frame = inner, ICRS() if frame is None else frame
 
     pixel_n_dim = world_n_dim = 2
+    array_shape = None
     world_axis_physical_types = ("pos.eq.dec", "pos.eq.ra")
     world_axis_units = ("arcmin", "arcmin")
     world_axis_object_components = (("sky", 1, "spherical.lat.arcmin"), ("sky", 0, "spherical.lon.arcmin"))

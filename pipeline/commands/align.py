@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``skydelta align``: one image onto the grid of another image or of a header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from skydelta.pipeline.commands.difference import PLANES
+from skydelta.pipeline.console import options, reporting
+
+METHODS = ("bspline3", "bilinear", "lanczos3", "nearest")
+CONSERVE = ("auto", "flux", "brightness")
+
+
+@click.command()
+@click.argument("image")
+@click.option("--onto", metavar="FILE[EXT]", required=True, help="Image, or text file of header cards: the grid.")
+@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="FITS file to write.")
+@click.option("--method", type=click.Choice(METHODS), default="bspline3", show_default=True, help="Interpolation.")
+@click.option("--conserve", type=click.Choice(CONSERVE), default="auto", show_default=True,
+              help="What a change of pixel size keeps; auto: by the unit of the image.")  # fmt: skip
+@click.option("--tolerance", type=float, default=1e-4, show_default=True, help="Largest error of a position, px.")
+@click.option("--compress", type=click.Choice(("RICE_1", "GZIP_2")), help="Write tile-compressed images.")
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--image-hdu", metavar="HDU", help="Image HDU of IMAGE, by name or number.")
+@options(
+    *(
+        click.option(f"--{plane}", metavar="FILE[EXT]", help=f"{words} of IMAGE, from a file of its own.")
+        for plane, words in PLANES.items()
+        if plane != "psf"
+    )
+)
+@reporting
+def align(
+    image: str,
+    onto: str,
+    out: Path,
+    method: str,
+    conserve: str,
+    tolerance: float,
+    compress: str | None,
+    device: str,
+    overwrite: bool,
+    image_hdu: str | None,
+    **planes: str | None,
+) -> None:
+    """Bring IMAGE (FILE or FILE[EXT]), its variance and its mask onto the pixel grid of another.
+
+    The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels. A
+    map that is a whole-pixel shift is copied. The cards ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
+    """
+    from skydelta.errors import ConfigError
+    from skydelta.io.fits.compressed import Compression
+    from skydelta.io.fits.writer import exposure_hdus, write_hdus
+    from skydelta.io.read import read
+    from skydelta.kernels.backend import resolve
+    from skydelta.stages.align import Align
+    from skydelta.stages.align.grids import grid_of
+    from skydelta.stages.base import Context
+
+    if out.exists() and not overwrite:
+        raise ConfigError(f"align: {out} is there; give another name or --overwrite")
+    stage = Align(method=method, conserve=conserve, tolerance=tolerance)
+    context = Context(resolve(device), id="align")
+    grid = grid_of(onto).exposure()
+    hdu = int(image_hdu) if image_hdu is not None and image_hdu.isdigit() else image_hdu
+    source = read(image, image=hdu, device=device, **planes)  # type: ignore[arg-type]
+    aligned, footprint = stage.resampled(context, source, grid)
+    hdus = exposure_hdus(aligned, {"FOOTPRINT": footprint})
+    for key in ("variance", "mask"):
+        note = source.notes.get(key)
+        if isinstance(note, dict) and "source" in note:
+            hdus[0].header[f"AL{key[:4].upper()}"] = (str(note["source"])[:60], f"where the {key} came from")
+    write_hdus(out, hdus, None if compress is None else Compression(compress))
+    m = context.metrics
+    click.echo(
+        f"{out}: {grid.shape[1]} x {grid.shape[0]} px, {m['method']}, {m['overlap_fraction']:.1%} covered, "
+        f"{m['conserved']} kept, map error {m['map_error_px']:.2g} px"
+    )
