@@ -12,15 +12,17 @@ import numpy as np
 from astropy.coordinates import SkyCoord
 from astropy.io import fits
 from astropy.wcs import WCS, Sip
+from astropy.wcs.wcsapi import BaseHighLevelWCS, BaseLowLevelWCS, SlicedLowLevelWCS
 from scipy.spatial import ConvexHull, QhullError
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number
 from skydelta.io.fits.reader import open_file, split_extension
+from skydelta.io.sky import low_level
 from skydelta.io.wcs import celestial_wcs
 from skydelta.kernels.core.tiles import Box
-from skydelta.stages.align.chain import SkyChain, on_sky
+from skydelta.stages.align.chain import TABLES, SkyChain, on_sky
 
 SAMPLES = 33
 """Points along each side of an image, and along both axes inside it, that stand for the sky it covers."""
@@ -40,8 +42,8 @@ class Grid:
 
     Attributes
     ----------
-    wcs : astropy.wcs.WCS or None
-        Celestial; None only for images that are on one grid by agreement.
+    wcs : astropy.wcs.WCS, other object of the shared interface (APE 14), or None
+        None only for images that are on one grid by agreement.
     shape : (int, int)
         (H, W), px.
     label : str
@@ -57,7 +59,7 @@ class Grid:
         box = box or Box(0, self.shape[0], 0, self.shape[1])
         wcs = self.wcs
         if wcs is not None and box.shape != self.shape:
-            wcs = wcs.slice(box.slices)
+            wcs = wcs.slice(box.slices) if isinstance(wcs, WCS) else SlicedLowLevelWCS(low_level(wcs), box.slices)
         plane = np.broadcast_to(np.float32(np.nan), box.shape)
         return Exposure(plane, wcs=wcs, origin=(box.y0, box.x0), id=self.label)
 
@@ -68,8 +70,8 @@ def grid_of(source: Any) -> Grid:
     Parameters
     ----------
     source : Grid, Exposure, WCS, Header, str or Path
-        A WCS says its size by ``pixel_shape``, a header by NAXIS1 and NAXIS2. A path names a FITS image
-        (``FILE[EXT]``) or a text file of header cards, one a line.
+        A WCS (any object of APE 14) says its size by ``pixel_shape``, a header by NAXIS1 and NAXIS2. A path names a
+        FITS image (``FILE[EXT]``) or a text file of header cards, one a line.
 
     Raises
     ------
@@ -80,9 +82,9 @@ def grid_of(source: Any) -> Grid:
         return source
     if isinstance(source, Exposure):
         return _checked(source.wcs, source.shape, source.id or "image")
-    if isinstance(source, WCS):
-        shape = None if source.pixel_shape is None else (source.pixel_shape[1], source.pixel_shape[0])
-        return _checked(source, shape, "WCS")
+    if isinstance(source, BaseLowLevelWCS | BaseHighLevelWCS):
+        size = low_level(source).pixel_shape
+        return _checked(source, None if size is None else (size[1], size[0]), "WCS")
     if isinstance(source, fits.Header):
         return _of_header(source, "header")
     if isinstance(source, str | Path):
@@ -90,8 +92,8 @@ def grid_of(source: Any) -> Grid:
     raise InputError(f"grid: {type(source).__name__} has no grid; an image, a WCS, a header or a path is needed")
 
 
-def _checked(wcs: WCS | None, shape: tuple[int, int] | None, label: str) -> Grid:
-    if wcs is None or not wcs.has_celestial:
+def _checked(wcs: Any, shape: tuple[int, int] | None, label: str) -> Grid:
+    if wcs is None:
         raise InputError(f"{label}: no celestial WCS; register it first (a WCS in its header)")
     if shape is None or min(shape) < 1:
         raise InputError(f"{label}: the grid has no size (NAXIS1 and NAXIS2 of a header, pixel_shape of a WCS)")
@@ -226,10 +228,8 @@ def _plane(sky: np.ndarray, middle: np.ndarray, axes: np.ndarray, step: float) -
 
 def _directions(grid: Grid, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """ICRS unit vectors (3, n) of pixels, NaN off the sky."""
-    wcs = grid.wcs
-    frame = on_sky(wcs, grid.label)
-    world = wcs.all_pix2world(x, y, 0)
-    lon, lat = world[wcs.wcs.lng], world[wcs.wcs.lat]
+    frame = on_sky(grid.wcs, grid.label)
+    lon, lat = SkyChain(grid.wcs, grid.wcs).target.world(x, y)
     ok = np.isfinite(lon) & np.isfinite(lat)
     sky = SkyCoord(lon[ok], lat[ok], unit="deg", frame=frame).icrs.spherical
     out = np.full((3, ok.size), np.nan)
@@ -304,8 +304,10 @@ def _best_angle(plane: np.ndarray) -> float:
 def _common_lattice(grids: Sequence[Grid]) -> Grid | None:
     """The union of images whose pixels coincide up to whole-pixel shifts, on the lattice of the first; else None."""
     first = grids[0]
-    if _has_tables(first.wcs):
-        return first if all(g.wcs is first.wcs and g.shape == first.shape for g in grids) else None
+    if all(g.wcs is first.wcs and g.shape == first.shape for g in grids):
+        return first
+    if not isinstance(first.wcs, WCS) or any(getattr(first.wcs, t) is not None for t in TABLES):
+        return None
     boxes = [Box(0, first.shape[0], 0, first.shape[1])]
     for grid in grids[1:]:
         shift = _whole_shift(first, grid)
@@ -328,10 +330,6 @@ def _whole_shift(first: Grid, other: Grid) -> tuple[int, int] | None:
     if np.abs(at - shift[:, None]).max() > WHOLE_PIXEL:
         return None
     return int(shift[0]), int(shift[1])
-
-
-def _has_tables(wcs: WCS) -> bool:
-    return any(getattr(wcs, t) is not None for t in ("cpdis1", "cpdis2", "det2im1", "det2im2"))
 
 
 def _moved(wcs: WCS, x0: int, y0: int, width: int, height: int) -> WCS:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from astropy.table import Table
+from astropy.wcs import WCS
 
 from skydelta.errors import AlgorithmError, ConfigError, InputError, SkydeltaError
 from skydelta.io.exposure import Exposure
@@ -19,8 +20,8 @@ from skydelta.kernels.backend import to_host
 from skydelta.kernels.combine import HALO, Band, Bits, Combined, Sums, Terms
 from skydelta.kernels.core.tiles import Box
 from skydelta.stages.align import Align
+from skydelta.stages.align.chain import SkyChain
 from skydelta.stages.align.grids import Grid, grid_of, mosaic, north_up
-from skydelta.stages.align.mapping import SkyChain
 from skydelta.stages.base import Context
 from skydelta.stages.stack.cards import TIME_CARDS, filter_of, positive, stacked_header
 from skydelta.stages.stack.levels import BlockGrid, Levels, Matching, match, sky_rows
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 SUMS = 40
 """Bytes a pixel of running sums."""
+
+BAND = 64 << 20
+"""Bytes of a band, at most: larger ones gain nothing."""
 
 LEAST_ROWS = 8
 """Of a band, however small the budget is."""
@@ -155,7 +159,7 @@ class Job:
             try:
                 one = outline(image)
                 one = one if one.id else Outline(**{**vars(one), "id": name})
-                if not self.config.aligned and (one.wcs is None or not one.wcs.has_celestial):
+                if not self.config.aligned and one.wcs is None:
                     why = f" ({one.why})" if one.why else ""
                     raise InputError(
                         f"stack: {one.id} has no celestial WCS{why}; register it first (a WCS in its header), or pass "
@@ -344,7 +348,7 @@ class Job:
                 sums.add(image, variance[0] if variance else None, mask, _corner(w.box), terms[k])
             return sums.finish(), lost
         h, width = grid.shape
-        rows = self.budget // 2 // (Band.bytes_per_pixel() * len(waiting) * width) - 2 * HALO
+        rows = min(self.budget // 2, BAND) // (Band.bytes_per_pixel() * len(waiting) * width) - 2 * HALO
         rows = min(max(rows, LEAST_ROWS), h)
         kinds = (np.float32, np.float32, np.int32, np.int32, np.float32)
         out = Combined(*(np.empty(grid.shape, kind) for kind in kinds))
@@ -471,7 +475,8 @@ def _box(one: Outline, grid: Grid) -> Box:
     h, w = one.shape
     x, y = np.meshgrid(np.linspace(-1, w, 33), np.linspace(-1, h, 33))
     at = np.stack(SkyChain(grid.wcs, one.wcs)(x, y))
-    if not any(grid.wcs.wcs.ctype[0].split("-SIP")[0].endswith(p) for p in ZENITHAL) or not np.isfinite(at).all():
+    kind = grid.wcs.wcs.ctype[0].removesuffix("-SIP") if isinstance(grid.wcs, WCS) else ""
+    if not kind.endswith(ZENITHAL) or not np.isfinite(at).all():
         return whole
     low, high = np.floor(at.min(axis=(1, 2))).astype(int), np.ceil(at.max(axis=(1, 2))).astype(int)
     box = Box(int(low[1]) - 2, int(high[1]) + 3, int(low[0]) - 2, int(high[0]) + 3).clip(grid.shape)

@@ -24,14 +24,19 @@ ZERO_POINT_CARDS = ("MAGZERO", "MAGZP", "MAGZPT", "PHOTZP", "ZEROPT", "ZP", "SEX
 """Magnitude of one unit of the pixels."""
 
 RADII = (4.0, 6.0, 8.0, 11.0, 15.0, 20.0, 27.0)
-"""Apertures, px; all images are compared in the smallest one of `WIDE` FWHM of the worst seeing, or in the largest."""
+"""Apertures, px."""
 
-WIDE = 3.0
+WIDE, NARROW = 3.0, 1.0
+"""Radii in FWHM of the worst seeing. Stars are measured in the narrow aperture; how much light the wide one holds
+beyond is measured on the brighter ones of each image."""
 
-MOST = 400
+GROWTH = (15.0, 3)
+"""Least signal-to-noise in the wide aperture of stars that tell the growth, and the least number of them."""
+
+MOST = 250
 """Brightest stars measured in one image."""
 
-SNR = 20.0
+SNR = 10.0
 """Least signal-to-noise of an aperture."""
 
 NEAR = 1.5
@@ -39,6 +44,9 @@ NEAR = 1.5
 
 FLOOR = 0.003
 """Relative error of any aperture flux: what pixels, flat fields and the PSF's wings leave."""
+
+PSF_VARIATION = 0.01
+"""Relative error of the growth on any one star: the PSF varies over the field."""
 
 LEAST = 4
 """Stars in common with other images, at least."""
@@ -123,21 +131,46 @@ class Scales:
     radius: float
 
 
+def _radius(least: float) -> int:
+    """Number of the smallest of `RADII` that is at least this, or of the largest."""
+    return min(int(np.searchsorted(RADII, least)), len(RADII) - 1)
+
+
+def _wide_flux(m: Measured, fwhm: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Flux in the wide aperture, relative variance of each, and relative error that all have in common."""
+    narrow, wide = _radius(NARROW * fwhm), _radius(WIDE * fwhm)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = np.where(np.isfinite(m.variance), m.variance, 0.0)
+        relative = noise / m.flux**2
+        ratio = m.flux[:, wide] / m.flux[:, narrow]
+        bright = np.isfinite(ratio) & (m.flux[:, wide] > 0) & (relative[:, wide] < 1 / GROWTH[0] ** 2)
+    if bright.sum() < GROWTH[1] or narrow == wide:
+        return m.flux[:, wide], relative[:, wide], 0.0
+    r, full = ratio[bright], 1 / (relative[bright, wide] + PSF_VARIATION**2)
+    w = full
+    for _ in range(5):
+        growth = float(np.sum(w * r) / np.sum(w))
+        away = np.abs(r / growth - 1) * np.sqrt(full)
+        w = np.where(away > 3 * max(1.4826 * float(np.median(away)), 1.0), 0.0, full)
+    left = w > 0
+    scatter = max(float(np.sqrt(np.mean(w[left] * (r[left] / growth - 1) ** 2))), 1.0)
+    return growth * m.flux[:, narrow], relative[:, narrow], scatter / float(np.sqrt(np.sum(w)))
+
+
 def fit(measured: list[Measured]) -> Scales:
     """Scales from the stars in common, robust and all at once.
 
-    ln flux = ln flux of the star - ln scale of the image, in one aperture that holds the light of stars in the worst
-    seeing. Images that no chain of common stars connects with the first keep NaN.
+    ln flux = ln flux of the star - ln scale of the image. Images that no chain of common stars connects with the first
+    keep NaN.
     """
     widths = np.array([m.fwhm for m in measured])
     widest = float(np.nanmax(widths)) if np.isfinite(widths).any() else 0.0
-    k = min(int(np.searchsorted(RADII, WIDE * widest)), len(RADII) - 1)
-    series, star = [], 0
+    series, star, growth_error, wide = [], 0, [], RADII[_radius(WIDE * widest)]
     known_x, known_y = np.empty(0), np.empty(0)
     for m in measured:
-        flux, variance = m.flux[:, k], m.variance[:, k]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            relative = np.where(np.isfinite(variance), variance, 0.0) / flux**2
+        flux, relative, error = _wide_flux(m, widest)
+        growth_error.append(error)
+        with np.errstate(invalid="ignore"):
             use = (flux > 0) & (relative < 1 / SNR**2)
         x, y = m.x[use], m.y[use]
         place = np.full(len(x), -1)
@@ -159,6 +192,7 @@ def fit(measured: list[Measured]) -> Scales:
     with np.errstate(invalid="ignore"):
         scale = np.where(tied, np.exp(found.offsets[0, 0] - found.offsets[:, 0]), np.nan)
         # the gauge takes the mean of all as exact: the first one's own error belongs to every ratio
-        error = np.where(tied, np.hypot(found.errors[:, 0], found.errors[0, 0]), np.nan)
+        own = np.hypot(found.errors[:, 0], growth_error)
+        error = np.where(tied, np.hypot(own, own[0]), np.nan)
     scale[0], error[0] = 1.0, 0.0
-    return Scales(scale, error, found.links, RADII[k])
+    return Scales(scale, error, found.links, wide)

@@ -6,11 +6,13 @@ import pytest
 from astropy import units as u
 from astropy.io import fits
 from astropy.wcs import WCS
+from astropy.wcs.wcsapi import SlicedLowLevelWCS
 from support_align import PIXEL, plane, tpv, with_sip
 
 import skydelta
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
+from skydelta.kernels.core.tiles import Box
 from skydelta.stages.align.grids import Grid, grid_of, mosaic, north_up
 
 SHAPE = (200, 300)
@@ -141,6 +143,21 @@ def test_grid_of_image_header_text_and_wcs(tmp_path):
         assert grid.shape == SHAPE
         np.testing.assert_allclose(grid.wcs.all_pix2world(17.0, 150.0, 0), there, rtol=1e-12)
     assert grid_of(grid) is grid
+
+
+def test_any_wcs_object_has_a_grid(rng):
+    """FITS cards behind astropy's shared interface, which hides that they are."""
+    size = slice(0, 1000), slice(0, 1000)
+    ours = [with_sip(plane(SHAPE, turn=t, shift=(s, 0))) for t, s in ((3.0, 0), (9.0, 60))]
+    hidden = [SlicedLowLevelWCS(w, size) for w in ours]
+    wanted, found = mosaic(ours), mosaic(hidden)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found.wcs.wcs.crval, wanted.wcs.wcs.crval, rtol=1e-12)
+    grid = grid_of(hidden[0])
+    image = Exposure(rng.normal(0, 1, SHAPE).astype(np.float32), wcs=hidden[1])
+    part = Box(20, 150, 30, 200)
+    whole, piece = (skydelta.align(image, onto=e, device="cpu").image for e in (grid.exposure(), grid.exposure(part)))
+    np.testing.assert_allclose(piece, whole[part.slices], atol=1e-5)
 
 
 def test_grid_is_a_target_for_align(rng):
