@@ -168,8 +168,8 @@ def fit(measured: list[Measured]) -> Scales:
     series, star, growth_error, wide = [], 0, [], RADII[_radius(WIDE * widest)]
     known_x, known_y = np.empty(0), np.empty(0)
     for m in measured:
-        flux, relative, error = _wide_flux(m, widest)
-        growth_error.append(error)
+        flux, relative, beyond = _wide_flux(m, widest)
+        growth_error.append(beyond)
         with np.errstate(invalid="ignore"):
             use = (flux > 0) & (relative < 1 / SNR**2)
         x, y = m.x[use], m.y[use]
@@ -189,10 +189,9 @@ def fit(measured: list[Measured]) -> Scales:
     found = solve(series, max(star, 1))
     tied = (found.group == found.group[0]) & (found.links >= LEAST)
     tied[0] = True
-    with np.errstate(invalid="ignore"):
-        scale = np.where(tied, np.exp(found.offsets[0, 0] - found.offsets[:, 0]), np.nan)
-        # the gauge takes the mean of all as exact: the first one's own error belongs to every ratio
-        own = np.hypot(found.errors[:, 0], growth_error)
-        error = np.where(tied, np.hypot(own, own[0]), np.nan)
+    scale = np.where(tied, np.exp(found.offsets[0, 0] - found.offsets[:, 0]), np.nan)
+    # the gauge takes the mean of all as exact: the first one's own error belongs to every ratio
+    own = np.hypot(found.errors[:, 0], np.array(growth_error))
+    error = np.where(tied, np.hypot(own, own[0]), np.nan)
     scale[0], error[0] = 1.0, 0.0
     return Scales(scale, error, found.links, wide)
