@@ -27,6 +27,11 @@ def inline(function: Any) -> Any:
     return numba.njit(cache=True, nogil=True, error_model="numpy", inline="never")(function)
 
 
+def unrolled(function: Any) -> Any:
+    """Compile into each of its callers: an argument that is constant there makes loops without a counter."""
+    return numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")(function)
+
+
 def parallel(function: Any) -> Any:
     """Compile with ``prange`` over independent outputs (rows, tiles, stamps); never reduce across it."""
     return numba.njit(cache=True, nogil=True, error_model="numpy", parallel=True)(function)

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from skydelta.kernels.cpu.jit import inline, parallel, prange
-from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, MaskBits
+from skydelta.kernels.cpu.jit import inline, parallel, prange, unrolled
+from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, TAPS, MaskBits
 
 POLE = math.sqrt(3.0) - 2.0
 """Pole of the cubic B-spline prefilter (Unser 1999)."""
@@ -96,8 +96,11 @@ def gather(
     weight_out = np.empty(shape, np.float32)
     v_in, _ = _planes(variance, None)
     v_out, _ = _planes(variance_out, None)
+    size = TAPS[method]
+    touched, rows = np.empty(work.shape, np.uint8), np.empty(work.shape, np.uint8)
+    _touched(work, size, rows, touched)
     _gather(
-        values, v_in, work, nodes, cells, exact, exact.shape[2], method, flux,
+        values, v_in, work, touched, nodes, cells, exact, exact.shape[2], method, flux,
         np.array(bits, np.int32), image_out, v_out, mask_out, weight_out,
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
@@ -229,77 +232,97 @@ def _mirror(i, n):
 
 
 @inline
-def _lagrange(t, w, d):
-    """Weights of 4 nodes at -1, 0, 1, 2 for position t, and their derivatives."""
+def _lagrange(t, w, d, i):
+    """Weights (4, n) of 4 nodes at -1, 0, 1, 2 for position t, and their derivatives, in column i."""
     a, b, c, e = t + 1.0, t, t - 1.0, t - 2.0
-    w[0] = -b * c * e / 6.0
-    w[1] = a * c * e / 2.0
-    w[2] = -a * b * e / 2.0
-    w[3] = a * b * c / 6.0
-    d[0] = -(b * c + b * e + c * e) / 6.0
-    d[1] = (a * c + a * e + c * e) / 2.0
-    d[2] = -(a * b + a * e + b * e) / 2.0
-    d[3] = (a * b + a * c + b * c) / 6.0
+    w[0, i] = -b * c * e / 6.0
+    w[1, i] = a * c * e / 2.0
+    w[2, i] = -a * b * e / 2.0
+    w[3, i] = a * b * c / 6.0
+    d[0, i] = -(b * c + b * e + c * e) / 6.0
+    d[1, i] = (a * c + a * e + c * e) / 2.0
+    d[2, i] = -(a * b + a * e + b * e) / 2.0
+    d[3, i] = (a * b + a * c + b * c) / 6.0
 
 
 @inline
 def _bspline(f, b):
-    """Cubic B-spline weights (n, 4) of the coefficients at -1, 0, 1, 2 for fractions f (n,)."""
+    """Cubic B-spline weights (4, n) of the coefficients at -1, 0, 1, 2 for fractions f (n,)."""
     for i in range(f.size):
         t, g = f[i], 1.0 - f[i]
-        b[i, 0] = g * g * g / 6.0
-        b[i, 1] = 2.0 / 3.0 - 0.5 * t * t * (2.0 - t)
-        b[i, 2] = 2.0 / 3.0 - 0.5 * g * g * (2.0 - g)
-        b[i, 3] = t * t * t / 6.0
+        b[0, i] = g * g * g / 6.0
+        b[1, i] = 2.0 / 3.0 - 0.5 * t * t * (2.0 - t)
+        b[2, i] = 2.0 / 3.0 - 0.5 * g * g * (2.0 - g)
+        b[3, i] = t * t * t / 6.0
 
 
 @inline
 def _cardinal(b, w):
-    """Cardinal spline weights (n, 6) of the pixels at -2 ... 3 from the B-spline weights (n, 4).
+    """Cardinal spline weights (6, n) of the pixels at -2 ... 3 from the B-spline weights (4, n).
 
     The outer two stand for all pixels further out: their squares are the sums of those squares, geometric series.
     """
     z, root3, tail = POLE, math.sqrt(3.0), POLE / math.sqrt(1.0 - POLE * POLE)
-    for i in range(b.shape[0]):
-        b0, b1, b2, b3 = b[i, 0], b[i, 1], b[i, 2], b[i, 3]
-        w[i, 1] = root3 * (b0 + z * (b1 + z * (b2 + z * b3)))
-        w[i, 2] = root3 * (b1 + z * (b0 + b2 + z * b3))
-        w[i, 3] = root3 * (b2 + z * (b1 + b3 + z * b0))
-        w[i, 4] = root3 * (b3 + z * (b2 + z * (b1 + z * b0)))
-        w[i, 0] = tail * w[i, 1]
-        w[i, 5] = tail * w[i, 4]
+    for i in range(b.shape[1]):
+        b0, b1, b2, b3 = b[0, i], b[1, i], b[2, i], b[3, i]
+        w1 = root3 * (b0 + z * (b1 + z * (b2 + z * b3)))
+        w4 = root3 * (b3 + z * (b2 + z * (b1 + z * b0)))
+        w[0, i] = tail * w1
+        w[1, i] = w1
+        w[2, i] = root3 * (b1 + z * (b0 + b2 + z * b3))
+        w[3, i] = root3 * (b2 + z * (b1 + b3 + z * b0))
+        w[4, i] = w4
+        w[5, i] = tail * w4
 
 
 @inline
 def _lanczos(f, w):
-    """Lanczos3 weights (n, 6) of the pixels at -2 ... 3, normalised to sum 1.
+    """Lanczos3 weights (6, n) of the pixels at -2 ... 3, normalised to sum 1.
 
-    sin(pi (t + k)) is +-sin(pi t), and sin(pi (t + k) / 3) a rotation of (sin, cos)(pi t / 3) by a constant angle.
+    With one sine, of pi t / 3: sin(pi t) is 3 sin - 4 sin^3 of it, and sin(pi (t + k)) is +-sin(pi t), and
+    sin(pi (t + k) / 3) a rotation of (sin, cos)(pi t / 3) by 60 degrees k. The sine is its series to the 15th power,
+    below 1e-14 for these angles.
     """
+    half3 = math.sqrt(3.0) / 2.0
     for i in range(f.size):
-        s, s3, c3 = math.sin(math.pi * f[i]), math.sin(math.pi * f[i] / 3.0), math.cos(math.pi * f[i] / 3.0)
-        total = 0.0
-        for k in range(6):
-            t = f[i] + (2 - k)
-            angle = math.pi * (2 - k) / 3.0
-            sign = 1.0 if k % 2 == 0 else -1.0
-            at_pixel = abs(t) < 1e-6
-            a = sign * s * (s3 * math.cos(angle) + c3 * math.sin(angle)) / (1.0 if at_pixel else t * t)
-            w[i, k] = math.pi * math.pi / 3.0 if at_pixel else a
-            total += w[i, k]
-        for k in range(6):
-            w[i, k] /= total
+        t0 = f[i]
+        u = math.pi * t0 / 3.0
+        q = u * u
+        s3 = u * (1.0 + q * (-1.0 / 6.0 + q * (1.0 / 120.0 + q * (-1.0 / 5040.0 + q * (1.0 / 362880.0 + q * (
+            -1.0 / 39916800.0 + q * (1.0 / 6227020800.0 - q / 1307674368000.0)))))))  # fmt: skip
+        c3 = math.sqrt(1.0 - s3 * s3)
+        s = s3 * (3.0 - 4.0 * s3 * s3)
+        plus, minus = 0.5 * s3 + half3 * c3, 0.5 * s3 - half3 * c3  # 60 degrees forwards and back
+        a, b, c, d, e, g = t0 + 2.0, t0 + 1.0, t0, t0 - 1.0, t0 - 2.0, t0 - 3.0
+        c = c if c > 1e-6 else 1.0
+        d = d if d < -1e-6 else 1.0
+        # angles of 120, 60, 0, -60, -120 and -180 degrees
+        w0 = -minus * s / (a * a)
+        w1 = -plus * s / (b * b)
+        w2 = s3 * s / (c * c)
+        w3 = -minus * s / (d * d)
+        w4 = -plus * s / (e * e)
+        w5 = s3 * s / (g * g)
+        w2 = w2 if t0 > 1e-6 else math.pi * math.pi / 3.0
+        w3 = w3 if t0 < 1.0 - 1e-6 else math.pi * math.pi / 3.0
+        total = 1.0 / (w0 + w1 + w2 + w3 + w4 + w5)
+        w[0, i] = w0 * total
+        w[1, i] = w1 * total
+        w[2, i] = w2 * total
+        w[3, i] = w3 * total
+        w[4, i] = w4 * total
+        w[5, i] = w5 * total
 
 
 @inline
 def _weights(method, f, b, w):
     """Weights of coefficients (b, only bspline3) and of pixels (w), lowest first, for fractions f (n,)."""
     if method == _NEAREST:
-        w[:, 0] = 1.0
+        w[0] = 1.0
     elif method == _BILINEAR:
         for i in range(f.size):
-            w[i, 0] = 1.0 - f[i]
-            w[i, 1] = f[i]
+            w[0, i] = 1.0 - f[i]
+            w[1, i] = f[i]
     elif method == _BSPLINE3:
         _bspline(f, b)
         _cardinal(b, w)
@@ -308,24 +331,42 @@ def _weights(method, f, b, w):
 
 
 @parallel
+def _touched(work, size, rows, out):
+    """out[y, x]: whether any of the size x size pixels from (y, x) on has a bit; ``rows`` is scratch (h, w)."""
+    h, w = work.shape
+    for y in prange(h):
+        for x in range(w - size + 1):
+            f = work[y, x]
+            for k in range(1, size):
+                f |= work[y, x + k]
+            rows[y, x] = f != 0
+    for y in prange(h - size + 1):
+        for x in range(w - size + 1):
+            f = rows[y, x]
+            for n in range(1, size):
+                f |= rows[y + n, x]
+            out[y, x] = f
+
+
+@parallel
 def _gather(
-    values, variance, work, nodes, cells, exact, spacing, method, flux, bits,
+    values, variance, work, touched, nodes, cells, exact, spacing, method, flux, bits,
     image_out, variance_out, mask_out, weight_out,
 ):  # fmt: skip
     h, w = image_out.shape
-    basis = np.empty((2, spacing, 4))
+    basis = np.empty((2, 4, spacing))
     for t in range(spacing):
-        _lagrange(t / spacing, basis[0, t], basis[1, t])
+        _lagrange(t / spacing, basis[0], basis[1], t)
     for y in prange(h):
         row = np.empty((4, 4))
         at = np.empty((5, spacing))
-        taps = np.empty((4, spacing, 6))
+        taps = np.empty((4, 6, spacing))
         i = y // spacing
         for j in range(cells.shape[1]):
             x0, x1 = j * spacing, min((j + 1) * spacing, w)
             _positions(nodes, cells[i, j], exact, i, j, y - i * spacing, basis, flux, row, at)
             planes = image_out[y, x0:x1], variance_out[y : y + 1, x0:x1], mask_out[y, x0:x1], weight_out[y, x0:x1]
-            _strip(values, variance, work, method, bits, at, taps, *planes)
+            _strip(values, variance, work, touched, method, bits, at, taps, *planes)
 
 
 @inline
@@ -338,20 +379,20 @@ def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
                 value = slope = 0.0
                 for n in range(4):
                     q = nodes[axis, i + n, j + k]
-                    value += basis[0, ty, n] * q
-                    slope += basis[1, ty, n] * q
+                    value += basis[0, n, ty] * q
+                    slope += basis[1, n, ty] * q
                 row[axis, k] = value
                 row[2 + axis, k] = slope
-        for x in range(spacing):
-            a, d = basis[0, x], basis[1, x]
-            at[0, x] = a[0] * row[0, 0] + a[1] * row[0, 1] + a[2] * row[0, 2] + a[3] * row[0, 3]
-            at[1, x] = a[0] * row[1, 0] + a[1] * row[1, 1] + a[2] * row[1, 2] + a[3] * row[1, 3]
-            at[2, x] = 1.0
-            if flux:
-                xx = d[0] * row[0, 0] + d[1] * row[0, 1] + d[2] * row[0, 2] + d[3] * row[0, 3]
-                yx = d[0] * row[1, 0] + d[1] * row[1, 1] + d[2] * row[1, 2] + d[3] * row[1, 3]
-                xy = a[0] * row[2, 0] + a[1] * row[2, 1] + a[2] * row[2, 2] + a[3] * row[2, 3]
-                yy = a[0] * row[3, 0] + a[1] * row[3, 1] + a[2] * row[3, 2] + a[3] * row[3, 3]
+        _line(basis[0], row[0], at[0])
+        _line(basis[0], row[1], at[1])
+        at[2] = 1.0
+        if flux:
+            a, d = basis[0], basis[1]
+            for x in range(spacing):
+                xx = d[0, x] * row[0, 0] + d[1, x] * row[0, 1] + d[2, x] * row[0, 2] + d[3, x] * row[0, 3]
+                yx = d[0, x] * row[1, 0] + d[1, x] * row[1, 1] + d[2, x] * row[1, 2] + d[3, x] * row[1, 3]
+                xy = a[0, x] * row[2, 0] + a[1, x] * row[2, 1] + a[2, x] * row[2, 2] + a[3, x] * row[2, 3]
+                yy = a[0, x] * row[3, 0] + a[1, x] * row[3, 1] + a[2, x] * row[3, 2] + a[3, x] * row[3, 3]
                 at[2, x] = abs(xx * yy - xy * yx) / (spacing * spacing)
     elif cell == CELL_OUTSIDE:
         at[:3] = np.nan
@@ -362,10 +403,17 @@ def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
 
 
 @inline
-def _strip(values, variance, work, method, bits, at, taps, image_out, variance_out, mask_out, weight_out):
+def _line(a, row, out):
+    """Cubic through 4 values at every position of the basis (4, n)."""
+    r0, r1, r2, r3 = row[0], row[1], row[2], row[3]
+    for x in range(out.size):
+        out[x] = a[0, x] * r0 + a[1, x] * r1 + a[2, x] * r2 + a[3, x] * r3
+
+
+@inline
+def _strip(values, variance, work, touched, method, bits, at, taps, image_out, variance_out, mask_out, weight_out):
     """All planes of one row of a cell; ``variance_out`` is (0 or 1, n)."""
     h, w = values.shape
-    size = _size(method)
     for x in range(at.shape[1]):
         qx, qy = at[0, x], at[1, x]
         if not (-0.5 <= qx <= w - 0.5 and -0.5 <= qy <= h - 0.5):
@@ -379,22 +427,19 @@ def _strip(values, variance, work, method, bits, at, taps, image_out, variance_o
     bx, by, wx, wy = taps[0], taps[1], taps[2], taps[3]
     _weights(method, fx, bx, wx)
     _weights(method, fy, by, wy)
+    # a constant size is a loop without a counter
     if method == _BSPLINE3:
         _interpolate(values, at, by, bx, image_out, 4)
+        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
     elif method == _LANCZOS3:
         _interpolate(values, at, wy, wx, image_out, 6)
+        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
+    elif method == _BILINEAR:
+        _interpolate(values, at, wy, wx, image_out, 2)
+        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 2)
     else:
-        _interpolate(values, at, wy, wx, image_out, size)
-    if size == 6:  # a constant size is a loop without a counter
-        _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
-    else:
-        _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size)
-
-
-@inline
-def _size(method):
-    """Side of the footprint on pixels, as `TAPS`."""
-    return 1 if method == _NEAREST else 2 if method == _BILINEAR else 6
+        _interpolate(values, at, wy, wx, image_out, 1)
+        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 1)
 
 
 @inline
@@ -402,7 +447,7 @@ def _inside(top, left, size, shape):
     return left >= 0 and top >= 0 and left + size <= shape[1] and top + size <= shape[0]
 
 
-@inline
+@unrolled
 def _interpolate(plane, at, wy, wx, image_out, size):
     """Weighted sums over size x size pixels times the area, mirrored at the border; NaN without a map."""
     for x in range(image_out.size):
@@ -412,38 +457,40 @@ def _interpolate(plane, at, wy, wx, image_out, size):
         top, left = int(at[1, x]) - (size - 1) // 2, int(at[0, x]) - (size - 1) // 2
         total = 0.0
         if _inside(top, left, size, plane.shape):
+            y0, x0 = np.uintp(top), np.uintp(left)  # unsigned: no test for negative indices
             for n in range(size):
                 s = 0.0
                 for k in range(size):
-                    s += wx[x, k] * plane[top + n, left + k]
-                total += wy[x, n] * s
+                    s += wx[k, x] * plane[y0 + np.uintp(n), x0 + np.uintp(k)]
+                total += wy[n, x] * s
         else:
             for n in range(size):
                 y = _mirror(top + n, plane.shape[0])
                 for k in range(size):
-                    total += wy[x, n] * wx[x, k] * plane[y, _mirror(left + k, plane.shape[1])]
+                    total += wy[n, x] * wx[k, x] * plane[y, _mirror(left + k, plane.shape[1])]
         image_out[x] = total * at[2, x]
 
 
-@inline
-def _propagate(variance, work, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size):
+@unrolled
+def _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size):
     """Variance, mask and footprint; the image becomes NaN where too much weight is lost."""
     for x in range(image_out.size):
         v, flags, kept = np.nan, bits[3], 0.0
         if not math.isnan(at[2, x]):
             top, left = int(at[1, x]) - (size - 1) // 2, int(at[0, x]) - (size - 1) // 2
-            inside = _inside(top, left, size, work.shape)
-            v, flags, kept = 0.0, np.int32(0), 1.0
-            if inside:
-                for n in range(size):
-                    s = 0.0
-                    for k in range(size):
-                        flags |= work[top + n, left + k]
-                        if variance.size:
-                            s += wx[x, k] * wx[x, k] * variance[top + n, left + k]
-                    v += wy[x, n] * wy[x, n] * s
-            if flags != 0 or not inside:
-                v, flags, kept = _impaired(variance, work, wx[x], wy[x], at[3, x], at[4, x], left, top, size, bits)
+            if _inside(top, left, size, work.shape) and touched[top, left] == 0:
+                v, flags, kept = 0.0, np.int32(0), 1.0
+                if variance.size:
+                    y0, x0 = np.uintp(top), np.uintp(left)
+                    for n in range(size):
+                        s = 0.0
+                        for k in range(size):
+                            s += wx[k, x] * wx[k, x] * variance[y0 + np.uintp(n), x0 + np.uintp(k)]
+                        v += wy[n, x] * wy[n, x] * s
+            else:
+                v, flags, kept = _impaired(
+                    variance, work, wx[:, x], wy[:, x], at[3, x], at[4, x], left, top, size, bits
+                )
                 if math.isnan(v):
                     image_out[x] = np.nan
         if variance_out.size:

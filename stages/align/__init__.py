@@ -70,7 +70,7 @@ class Align(Stage[AlignConfig]):
         return 3
 
     def memory(self, shape: tuple[int, int]) -> int:
-        return shape[0] * shape[1] * 24  # coefficients, working mask, and the four planes of the result
+        return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result
 
     def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
         """Run alone. ``image`` may also be CCDData or NDData, then the result is one too, or (array, WCS), or whatever
