@@ -117,6 +117,7 @@ def section(item: Item, root: Path) -> str:
         _pictures(item),
         _charts(item),
         _candidates(item),
+        _injections(item),
         _timings(item),
         _numbers(item),
         _links(item, root),
@@ -280,6 +281,31 @@ def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.nd
     ]
     text = "<br>".join(line for line in lines if line)
     return f'<div class="card"><div class="trio">{images}</div><p class="num">{text}</p></div>'
+
+
+def _injections(item: Item) -> str:
+    """Completeness of the fake sources by signal-to-noise, and what their fluxes say."""
+    edges, shares = item.metric("completeness_snr"), item.metric("completeness")
+    if not edges or not shares:
+        return ""
+    rows = "".join(
+        f'<span>S/N {low:g} to {high:g}</span><i style="width:{100 * share:.1f}%"></i>'
+        f'<span class="num">{100 * share:.0f} %</span>'
+        for low, high, share in zip(edges[:-1], edges[1:], shares, strict=True)
+        if share is not None and np.isfinite(share)
+    )
+    n, found, half, flux, magnitude = (
+        number(item.metric(name)) for name in ("injected", "injected_found", "snr_50", "flux_50", "magnitude_50")
+    )
+    ratio, error, pull, spread = (
+        number(item.metric(name), 4) for name in ("flux_ratio", "flux_ratio_err", "pull_median", "pull_std")
+    )
+    words = (
+        f"{found} of {n} fake sources found. Half are found at S/N {half}, flux {flux}, magnitude {magnitude}. "
+        f"Forced flux over true flux {ratio} ± {error}; (flux − true) / error has median {pull} and standard "
+        f"deviation {spread}. They are in none of the other products."
+    )
+    return f'<h3>Depth from injected sources</h3><p>{words}</p><div class="bars">{rows}</div>'
 
 
 def _timings(item: Item) -> str:

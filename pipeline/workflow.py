@@ -51,6 +51,9 @@ class RunOptions(_Strict):
     on_error: Literal["continue", "stop"] = Field(
         "continue", description="After a failed item: go on with the others, or stop."
     )
+    inject: int = Field(
+        0, ge=0, description="Fake sources with which the science image is run a second time, to measure the depth."
+    )
 
 
 class WorkflowFile(_Strict):
@@ -213,6 +216,10 @@ def build(data: Mapping[str, Any], folder: Path, label: str) -> Workflow:
     steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps) if _enabled(label, i, raw))
     if not steps:
         raise ConfigError(f"{label}: steps: every step has enabled = false; at least one is needed")
+    if file.run.inject:
+        from skydelta.pipeline.injection import with_injections
+
+        steps = with_injections(steps, file.run.inject)
     seen: set[str] = set()
     for i, step in enumerate(steps):
         if step.id in seen:

@@ -24,6 +24,8 @@ BUILTIN = {
     "difference": "skydelta.stages.difference:Difference",
     "detect": "skydelta.stages.detect:Detect",
     "fit": "skydelta.stages.fit:Fit",
+    "inject": "skydelta.stages.inject:Inject",
+    "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",
     "stack": "skydelta.stages.stack:Stack",
 }

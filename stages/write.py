@@ -17,6 +17,7 @@ from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.recover import CARDS
 
 PREVIEW = 512
 """Longest side of the pictures in ``preview.fits``, px."""
@@ -35,7 +36,8 @@ class Write(Stage[WriteConfig]):
 
     ``difference.fits``: SCI, VAR, DQ, SNR, KERNEL, PSF. ``catalog.ecsv`` and ``catalog.parquet``. ``stamps.fits``:
     cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the catalogue, and table STAMPS with their ids.
-    ``preview.fits``: block means for the report, and the stamps of the kernel fit. Every file is whole or absent.
+    ``preview.fits``: block means for the report, and the stamps of the kernel fit. ``injections.ecsv``: fake sources
+    and what became of them, where there were any; they are in no other file. Every file is whole or absent.
     """
 
     name = "write"
@@ -47,6 +49,7 @@ class Write(Stage[WriteConfig]):
         "catalog": Port(Catalog, "what was found"),
         "science": Port(Exposure, "sky-subtracted science image"),
         "matched": Port(Exposure, "matched reference"),
+        "injections": Port(Catalog, "fake sources and what became of them", optional=True),
     }
     outputs = {"files": Port(list, "paths of what was written")}
 
@@ -60,6 +63,7 @@ class Write(Stage[WriteConfig]):
         catalog: Catalog,
         science: Exposure,
         matched: Exposure,
+        injections: Catalog | None = None,
     ) -> dict[str, Any]:
         if ctx.out is None:
             raise ConfigError(
@@ -70,12 +74,19 @@ class Write(Stage[WriteConfig]):
         planes = exposure_hdus(difference, {"SNR": score.image})
         for i, flag in enumerate(sorted(ctx.earlier)):
             planes[0].header[f"SDFLAG{i}"] = (flag, "what to know about this difference")
+        depth = {} if injections is None else injections.meta
+        for name, (card, words) in CARDS.items():
+            if np.isfinite(value := depth.get(name, np.nan)):
+                planes[0].header[card] = (value, words)
         before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
         planes.insert(before, kernel_hdu(kernel))
         write_hdus(out / "difference.fits", planes)
         catalog.save(out / "catalog.ecsv")
         catalog.save(out / "catalog.parquet")
         files = ["difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits"]
+        if injections is not None:
+            injections.save(out / "injections.ecsv")
+            files.append("injections.ecsv")
         for wanted, name in ((self.config.regions, "catalog.reg"), (self.config.votable, "catalog.vot")):
             if wanted:
                 catalog.save(out / name)

@@ -29,6 +29,12 @@ PLANES = {
     metavar="FILE[EXT]",
     help="Use the matching kernel of an earlier difference.fits, or a saved one, instead of fitting one.",
 )
+@click.option(
+    "--inject",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run a second time with N fake sources: completeness, flux bias and limiting magnitude.",
+)
 @click.option("--aligned", is_flag=True, help="The images are on one pixel grid: use no WCS to align them.")
 @options(
     *(
@@ -58,6 +64,7 @@ def difference(
     no_progress: bool,
     id_: str | None,
     kernel: str | None,
+    inject: int | None,
     aligned: bool,
     **planes: str | None,
 ) -> None:
@@ -76,6 +83,8 @@ def difference(
     if kernel is not None:
         path = _toml(str(Path(kernel).absolute()), number=False)
         settings += ["steps.load_kernel.enabled=true", f"steps.load_kernel.file={path}"]
+    if inject is not None:
+        settings.append(f"run.inject={inject}")
     run_workflow(
         "difference",
         inputs={"science": science, "reference": reference},
