@@ -21,8 +21,9 @@ from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
+from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
 from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
-from skydelta.stages.match.stored import check_grid, corners_of, stamp_chi2
+from skydelta.stages.match.stored import check_grid, corners_of
 from skydelta.stages.noise import pair_noise
 from skydelta.stages.psf import field_fwhm
 from skydelta.stages.stars import Stars, find_stars
@@ -31,6 +32,9 @@ SMALL_BASIS = (3, 1)
 """Degrees used when the field has fewer than `FEW` stamps."""
 
 FEW = 5
+
+MOST_VARIED = 0.25
+"""Largest share of the stamps that may hold a change; where more seem to, it is the kernel that does not fit."""
 
 
 class MatchConfig(StageConfig):
@@ -156,7 +160,7 @@ class Match(Stage[MatchConfig]):
         if len(chosen):
             stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
             weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
-            chi2 = stamp_chi2(kernel, stamps, chosen, weight)
+            chi2 = stamp_chi2(residuals(kernel, stamps, chosen), weight)
         kernel = replace(kernel, **_judged(chosen, chi2, np.zeros(len(chosen), bool), kernel.sums(chosen.x, chosen.y)))
         _report(ctx, kernel, slope, width)
         return kernel
@@ -250,6 +254,12 @@ class Match(Stage[MatchConfig]):
         free = layout(basis.size, count_terms(background_order), order, self.config.photometric == "varying")
         result = fit(sums, phi, free, fitted, self.config.clip)
         kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
+        varied = changed(residuals(kernel, stamps, chosen), weight, broad_fwhm, result.used) & fitted
+        if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
+            # what has changed on a star is no business of the kernel's
+            result = fit(sums, phi, free, fitted & ~varied, self.config.clip)
+            kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
+        ctx.metric("stamps_changed", int(varied.sum()))
         _report(ctx, kernel, slope, width)
         if result.shared:
             ctx.flag(

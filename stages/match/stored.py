@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A kernel that an earlier run has fitted: does it belong to this pair, and how well does it do."""
+"""A kernel that an earlier run has fitted: does it belong to this pair?"""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from astropy.coordinates import SkyCoord
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.matchkernel import MatchKernel
-from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.stages.base import Context
 from skydelta.stages.detect import sky_positions
-from skydelta.stages.match.stamps import Selection, Stamps
 
 
 def corners_of(exposure: Exposure) -> np.ndarray | None:
@@ -61,27 +59,3 @@ def _corner_pixels(shape: tuple[int, int]) -> np.ndarray:
     """x, y: float64 (2, 4)."""
     h, w = shape
     return np.array([[0, w - 1, 0, w - 1], [0, 0, h - 1, h - 1]], float)
-
-
-def stamp_chi2(kernel: MatchKernel, stamps: Stamps, at: Selection, weight: Array) -> np.ndarray:
-    """chi2 per pixel of each stamp, with the kernel at its middle: float64 (n,) on the host.
-
-    Parameters
-    ----------
-    stamps : Stamps
-        With a margin of at least half the kernel.
-    weight : float32 (n, m, m)
-        Inverse variance of the difference.
-    """
-    backend = backend_of(stamps.broad)
-    xp, fft, (h, w) = backend.xp, backend.fft, kernel.shape
-    m, pad = stamps.broad.shape[1], max(h, w) // 2
-    sharp = stamps.within(pad).astype(np.float64)
-    side = fft.next_fast_len(sharp.shape[1] + 2 * pad, True)
-    kernels = backend.asarray(kernel.render(at.x, at.y))
-    full = fft.irfft2(fft.rfft2(sharp, (side, side)) * fft.rfft2(kernels, (side, side)), (side, side))
-    j, i = pad + h // 2, pad + w // 2
-    o = np.arange(m) - m // 2
-    x, y = np.broadcast_arrays(at.x[:, None, None] + o, at.y[:, None, None] + o[:, None])
-    left = stamps.broad - full[:, j : j + m, i : i + m] - backend.asarray(kernel.background_at(x, y))
-    return to_host((weight * left * left).sum(axis=(1, 2)) / xp.maximum((weight > 0).sum(axis=(1, 2)), 1))

@@ -14,6 +14,7 @@ from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, near_pairs
+from skydelta.stages.recover import forced_fluxes
 
 
 def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
@@ -278,3 +279,23 @@ def test_the_kernel_is_well_conditioned():
     kernel, _ = subtract(pair(seed=7), order=0)
     assert kernel.rank == kernel.size
     assert kernel.condition < 1e6
+
+
+def test_a_change_on_a_star_too_faint_for_its_chi2_is_kept_out_of_the_fit(figure):
+    """Three sources of S/N 20 on stars of the fit: the kernel must not take them up."""
+    settings = {"seed": 45, "shape": (320, 320), "stars": 120, "low": 4000}
+    quiet = context()
+    kernel, _ = subtract(pair(**settings), quiet, order=1)
+    assert quiet.metrics["stamps_changed"] <= 1
+    fitted = kernel.stamps[kernel.stamps["role"] == "fit"]
+    x, y = (np.asarray(fitted[n])[[5, 20, 35]] + 0.8 for n in "xy")
+    flux = 2500.0
+    ctx = context()
+    p = pair(**settings, transients=[(a, b, flux) for a, b in zip(x, y, strict=True)])
+    again, made = subtract(p, ctx, order=1)
+    for a, b in zip(x, y, strict=True):
+        here = np.hypot(again.stamps["x"] - a, again.stamps["y"] - b) < 3
+        assert set(again.stamps["role"][here]) == {"clipped"}
+    assert ctx.metrics["stamps_changed"] >= 3
+    got, _ = forced_fluxes(made["whitened"], x, y, "cpu")
+    figure("flux of changes on stars of the fit, relative", abs(got.mean() / flux - 1), 0.05)
