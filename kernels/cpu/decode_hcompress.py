@@ -47,12 +47,17 @@ def big(heap, at, n):
 
 
 @inline
-def bits(heap, position, end, n):
-    """``n`` bits, at most 32, from a bit position; those behind byte ``end`` are 0."""
+def window(heap, position, end):
+    """The 57 to 64 bits from a bit position at the top of a word; those behind byte ``end`` are 0."""
     at = position >> 3
     w = word_at(heap, at) if at + 8 <= end else word(heap, at, end)
-    w <<= np.uint64(position & 7)
-    return np.int64(w >> np.uint64(64 - n))
+    return w << np.uint64(position & 7)
+
+
+@inline
+def bits(heap, position, end, n):
+    """``n`` bits, at most 32, from a bit position."""
+    return np.int64(window(heap, position, end) >> np.uint64(64 - n))
 
 
 @inline
@@ -71,76 +76,126 @@ def reduced(n, k):
 
 
 @inline
-def expand(code, rows, columns, finer, next_rows, next_columns):
-    """The four bits of each code to four cells, 0 or 1."""
-    for i in range(rows):
-        y = 2 * i
-        upper = finer[y * next_columns : (y + 1) * next_columns]
-        lower = finer[(y + 1) * next_columns : (y + 2) * next_columns] if y + 1 < next_rows else upper[:0]
-        line = code[i * columns : (i + 1) * columns]
-        for j in range(next_columns):
-            upper[j] = (line[j >> 1] >> (3 - (j & 1))) & 1
-        for j in range(lower.size):
-            lower[j] = (line[j >> 1] >> (1 - (j & 1))) & 1
+def nybbles(heap, position, end, code):
+    """Codes as they are, four bits each."""
+    full = code.size // 14 * 14
+    for i in range(0, full, 14):
+        w = window(heap, position + 4 * i, end)
+        for k in range(14):
+            code[i + k] = (w >> np.uint64(60 - 4 * k)) & np.uint64(15)
+    for i in range(full, code.size):
+        code[i] = bits(heap, position + 4 * i, end, 4)
 
 
 @inline
-def insert(code, values, top, left, rows, columns, plane):
-    """Set bit ``plane`` of the coefficients of a quadrant from codes of 2 x 2."""
-    width = (columns + 1) // 2
-    for i in range((rows + 1) // 2):
+def expand(code, height, width, pairs):
+    """The four bits of each code to four cells, 0 or 1, in rows of ``width`` pairs."""
+    for i in range(height):
         line = code[i * width : (i + 1) * width]
-        upper = values[top + 2 * i, left : left + columns]
-        for j in range(columns // 2):
-            c = np.int64(line[j])
-            upper[2 * j] |= (c >> 3) << plane
-            upper[2 * j + 1] |= ((c >> 2) & 1) << plane
-        if columns % 2:
-            upper[columns - 1] |= (np.int64(line[width - 1]) >> 3) << plane
-        if 2 * i + 1 == rows:
-            break
-        lower = values[top + 2 * i + 1, left : left + columns]
-        for j in range(columns // 2):
-            c = np.int64(line[j])
-            lower[2 * j] |= ((c >> 1) & 1) << plane
-            lower[2 * j + 1] |= (c & 1) << plane
-        if columns % 2:
-            lower[columns - 1] |= ((np.int64(line[width - 1]) >> 1) & 1) << plane
+        upper, lower = pairs[2 * i * width : (2 * i + 1) * width], pairs[(2 * i + 1) * width : (2 * i + 2) * width]
+        for j in range(width):
+            c = np.uint16(line[j])
+            upper[j] = (c >> np.uint16(3)) | ((c << np.uint16(6)) & np.uint16(256))
+            lower[j] = ((c >> np.uint16(1)) & np.uint16(1)) | ((c << np.uint16(8)) & np.uint16(256))
 
 
 @inline
-def quadrant(heap, position, end, values, top, left, rows, columns, planes, code, finer):
-    """Bit planes of one quadrant; (status, bit position behind them)."""
+def huffman(heap, position, end, cells, stride, height, width, code):
+    """A code for each cell that holds anything, the last one first; the bit position behind them.
+
+    Empty cells take a code of no bits: whether a cell is empty is as good as random, and a branch on it would be
+    predicted wrongly half of the time.
+    """
+    for y in range(height - 1, -1, -1):
+        line, out = cells[y * stride : y * stride + width], code[y * width : (y + 1) * width]
+        for stop in range(width, 0, -9):
+            # nine codes of six bits fit into a window
+            w = window(heap, position, end)
+            for x in range(stop - 1, max(stop - 9, 0) - 1, -1):
+                entry = HUFFMAN[w >> np.uint64(58)] & -np.int64(line[x])
+                out[x] = entry & 15
+                w <<= np.uint64(entry >> 4)
+                position += entry >> 4
+    return position
+
+
+@inline
+def insert(code, height, width, plane, pairs):
+    """Set bit ``plane`` (0 to 31) of pairs of 32-bit magnitudes from codes of 2 x 2."""
+    shift = np.uint64(plane)
+    one = np.uint64(1)
+    for i in range(height):
+        line = code[i * width : (i + 1) * width]
+        upper, lower = pairs[2 * i * width : (2 * i + 1) * width], pairs[(2 * i + 1) * width : (2 * i + 2) * width]
+        for j in range(width):
+            c = np.uint64(line[j])
+            upper[j] |= ((c >> np.uint64(3)) | (((c >> np.uint64(2)) & one) << np.uint64(32))) << shift
+            lower[j] |= (((c >> one) & one) | ((c & one) << np.uint64(32))) << shift
+
+
+@inline
+def quadrant(heap, position, end, values, rows, columns, planes, code, cells, low, high):
+    """Magnitudes of the coefficients of one quadrant, ``values`` (rows, columns); (status, bit position behind them).
+
+    The other arrays are work space: codes, cells, and the lower and upper 32 bits of magnitudes in pairs.
+    """
     depth = levels(max(rows, columns))
+    height, width = (rows + 1) // 2, (columns + 1) // 2
+    low[: 2 * height * width] = 0
+    high[: min(2 * height * width, high.size)] = 0
+    pairs = cells.view(np.uint16)
     for plane in range(planes - 1, -1, -1):
         if position > 8 * end:
             return SHORT, position
         kind = bits(heap, position, end, 4)
         position += 4
         if kind == 0:
-            for i in range(((rows + 1) // 2) * ((columns + 1) // 2)):
-                code[i] = bits(heap, position, end, 4)
-                position += 4
+            nybbles(heap, position, end, code[: height * width])
+            position += 4 * height * width
         elif kind == 15:
             entry = HUFFMAN[bits(heap, position, end, 6)]
             code[0] = entry & 15
             position += entry >> 4
-            height, width = 1, 1
+            h, w = 1, 1
             for k in range(depth - 1, 0, -1):
-                next_height, next_width = reduced(rows, k), reduced(columns, k)
-                expand(code, height, width, finer, next_height, next_width)
-                height, width = next_height, next_width
-                # cells that hold anything have a code, the last cell first
-                for i in range(height * width - 1, -1, -1):
-                    code[i] = 0
-                    if finer[i]:
-                        entry = HUFFMAN[bits(heap, position, end, 6)]
-                        code[i] = entry & 15
-                        position += entry >> 4
+                expand(code, h, w, pairs)
+                stride = 2 * w
+                h, w = reduced(rows, k), reduced(columns, k)
+                position = huffman(heap, position, end, cells, stride, h, w, code)
         else:
             return CODE, position
-        insert(code, values, top, left, rows, columns, plane)
-    return SHORT if position > 8 * end else 0, position
+        if plane < 32:
+            insert(code, height, width, plane, low)
+        else:
+            insert(code, height, width, plane - 32, high)
+    if position > 8 * end:
+        return SHORT, position
+    halves, upper = low.view(np.uint32), high.view(np.uint32)
+    for y in range(rows):
+        line = halves[2 * y * width : 2 * y * width + columns]
+        for x in range(columns):
+            values[y, x] = line[x]
+        if planes > 32:
+            line = upper[2 * y * width : 2 * y * width + columns]
+            for x in range(columns):
+                values[y, x] |= np.int64(line[x]) << 32
+    return 0, position
+
+
+@inline
+def signs(heap, position, end, values):
+    """Give each coefficient other than 0 its sign; the bit position behind them."""
+    for y in range(values.shape[0]):
+        line = values[y]
+        for first in range(0, line.size, 57):
+            w = window(heap, position, end)
+            for x in range(first, min(first + 57, line.size)):
+                coded = np.int64(line[x] != 0)
+                sign = np.int64(w >> np.uint64(63)) & coded
+                line[x] = (line[x] ^ -sign) + sign
+                w <<= np.uint64(coded)
+                position += coded
+    return position
 
 
 @inline
@@ -272,30 +327,27 @@ def tile(heap, at, end, rows, columns, smooth, out):
     planes = heap[at + 22], heap[at + 23], heap[at + 24]
     if scale >= 1 << 31 or max(planes[0], planes[1], planes[2]) > MAX_PLANES:
         return PLANES
-    values = np.zeros((rows, columns), np.int64)
+    values = np.empty((rows, columns), np.int64)
     height, width = (rows + 1) // 2, (columns + 1) // 2
-    code = np.empty(height * width, np.uint8)
-    finer = np.empty(height * width, np.uint8)
+    codes = ((height + 1) // 2) * ((width + 1) // 2)
+    code, cells = np.empty(codes, np.uint8), np.empty(4 * codes, np.uint8)
+    low = np.empty(2 * codes, np.uint64)
+    high = np.empty(2 * codes if max(planes[0], planes[1], planes[2]) > 32 else 0, np.uint64)
     position = 8 * (at + HEADER)
     for q in range(4):
         top, left = (q // 2) * height, (q % 2) * width
         count = planes[0] if q == 0 else planes[2] if q == 3 else planes[1]
+        below, right = rows // 2 if top else height, columns // 2 if left else width
+        part = values[top : top + below, left : left + right]
         status, position = quadrant(
-            heap, position, end, values, top, left,
-            rows // 2 if top else height, columns // 2 if left else width, np.int64(count), code, finer,
+            heap, position, end, part, below, right, np.int64(count), code, cells, low, high
         )  # fmt: skip
         if status:
             return status
     if bits(heap, position, end, 4):
         return CODE
     position = (position + 4 + 7) // 8 * 8
-    for y in range(rows):
-        for x in range(columns):
-            v = values[y, x]
-            coded = np.int64(v != 0)
-            sign = bits(heap, position, end, 1) & coded
-            values[y, x] = (v ^ -sign) + sign
-            position += coded
+    position = signs(heap, position, end, values)
     if position > 8 * end:
         return SHORT
     values[0, 0] = big(heap, at + 14, 8)
