@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request as web
 from collections import OrderedDict
 from http.client import HTTPException, HTTPResponse
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -77,7 +78,7 @@ def open_url(url: str) -> Content:
         raise InputError(f"{label}: the URL names no server")
     request = _Request(url, label)
     answer = request.first()
-    return answer if isinstance(answer, Memory) else _Remote(request, *answer)
+    return answer if isinstance(answer, Memory) else Blocks(request, *answer)
 
 
 class _Request:
@@ -192,14 +193,30 @@ def _fill(response: HTTPResponse, out: memoryview) -> int:
     return done
 
 
-class _Remote:
-    """Byte ranges of a file on a server."""
+class Requests(Protocol):
+    """Ranges of one file far away."""
+
+    def fill(self, start: int, out: memoryview) -> None:
+        """All bytes from ``start``, or an InputError. Thread-safe."""
+        ...
+
+
+class Blocks:
+    """Byte ranges of a file far away: large ones as they are asked for, small ones from blocks that are kept.
+
+    Parameters
+    ----------
+    request : Requests
+    size : int
+    head : bytes, optional
+        The first block, where it is known.
+    """
 
     span = 8 * SPAN
 
-    def __init__(self, request: _Request, size: int, head: bytes) -> None:
+    def __init__(self, request: Requests, size: int, head: bytes | None = None) -> None:
         self._request, self.size = request, size
-        self._blocks: OrderedDict[int, bytes] = OrderedDict({0: head})
+        self._blocks: OrderedDict[int, bytes] = OrderedDict({} if head is None else {0: head})
         self._lock = threading.Lock()
 
     def read(self, offset: int, size: int) -> bytes:

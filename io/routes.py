@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where the bytes of a source come from: a file, memory, a file object or a web server; every read is counted."""
+"""Where the bytes of a source come from: a file, memory, a file object or a server; every read is counted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ import numpy as np
 from skydelta.errors import InputError
 from skydelta.io.remote import open_url, shown
 from skydelta.io.storage import SPAN, Content, Memory, expanded, open_path
+from skydelta.io.stores import STORES, open_object
 
 ROUTES = {
     "posix": "positioned reads of a local file",
     "http": "range requests to a web server",
+    "object store": "ranges of an object, through fsspec",
     "file object": "seek and read on an open binary file, one at a time",
     "memory": "bytes that are in memory already",
 }
@@ -28,6 +30,8 @@ ROUTES = {
 
 REQUESTS = 4
 """Requests to one server at a time."""
+
+_FAR = ("http", "object store")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 
@@ -61,7 +65,7 @@ class Counted:
 
     def read_into(self, offset: int, out: np.ndarray) -> int:
         """As of every content; from a server, pieces of a large span are asked for at the same time."""
-        if self.route != "http" or len(out) < 2 * self.span:
+        if self.route not in _FAR or len(out) < 2 * self.span:
             got = self._content.read_into(offset, out)
             self._count(got)
             return got
@@ -118,7 +122,7 @@ def open_source(source: Any) -> tuple[Content, Counted, str]:
 
     Parameters
     ----------
-    source : str, Path, http(s) or file URL, bytes, or binary file object
+    source : str, Path, http(s), s3, gs or file URL, bytes, or binary file object
         A file object is read from its first byte, and left open where it stood; one that cannot seek is read to its
         end.
 
@@ -155,9 +159,11 @@ def _open(source: Any) -> tuple[Content, str, str]:
         scheme = urlsplit(source).scheme.lower()
         if scheme in ("http", "https"):
             return open_url(source), "http", shown(source)
+        if scheme in STORES:
+            return open_object(source), "object store", shown(source)
         if scheme != "file":
             raise InputError(
-                f"{shown(source)}: {scheme} cannot be read; http, https, file URLs and paths can "
+                f"{shown(source)}: {scheme} cannot be read; http, https, {', '.join(STORES)}, file URLs and paths can "
                 "(object stores give out https URLs)"
             )
         source = url2pathname(urlsplit(source).path)

@@ -64,6 +64,7 @@ def _cuda() -> Finding:
 def _reading() -> Finding:
     """The route that a local file takes, shown by reading one, and why not straight to a device."""
     from skydelta.io.routes import ROUTES, open_source
+    from skydelta.io.stores import STORES
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "probe"
@@ -76,7 +77,8 @@ def _reading() -> Finding:
     driver = "loaded" if NVIDIA_FS.exists() else "not loaded"
     return Finding(
         "reading",
-        f"{counted.route}: {ROUTES[counted.route]} (a probe: {counted.reads} reads, {counted.bytes} bytes); URLs: http",
+        f"{counted.route}: {ROUTES[counted.route]} (a probe: {counted.reads} reads, {counted.bytes} bytes); "
+        f"URLs: {', '.join(('http', *STORES))}",
         f"pixels are decoded on the host, so files are read into host memory; nvidia-fs driver: {driver}, not used",
     )
 
@@ -87,6 +89,7 @@ def _optional() -> list[Finding]:
         ("cupy", "cupy-cuda13x", "GPU kernels"),
         ("kvikio", "kvikio-cu13", "GPUDirect Storage; no reader uses it yet"),
         ("mpi4py", "mpi4py", "the executor mpi"),
+        ("s3fs", "s3fs", "s3 URLs"),
     ):
         found = importlib.util.find_spec(module) is not None
         out.append(Finding(module, _version(package) if found else "not installed", use))

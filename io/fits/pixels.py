@@ -18,7 +18,7 @@ from skydelta.errors import InputError
 from skydelta.io.fits import tiled
 from skydelta.io.fits.cards import last, number, text
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
-from skydelta.io.storage import Content
+from skydelta.io.storage import SPAN, Content
 from skydelta.kernels.decode import RAW, Decoded, Form, decode, flag_missing, lossless_tiles, swap_in_place
 
 BAND = 1 << 20
@@ -27,6 +27,9 @@ BAND = 1 << 20
 RUN, PIECE = 1 << 22, 1 << 19
 """The same where pixels are read to where they stay: of a thread's share, and of what is read and swapped at once. The
 share is longer than a large page of memory, which two threads that came to it together would both clear."""
+
+SKIPPED = 1 << 13
+"""Bytes of a row outside a section above which rows are read one by one, without them, from a file at hand."""
 
 _Band = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -232,14 +235,23 @@ def _raw(
     turn = itertools.count()
     corner = tuple(s.start for s in box)
     largest = max(math.prod(extent) for _, extent in bands) * itemsize
+    width = box[-1].stop - box[-1].start
+    narrow = len(box) > 1 and (hdu.shape[-1] - width) * itemsize >= SKIPPED and content.span <= SPAN
     mask, bit = (None, 0) if flags is None else (flags.mask, flags.bit)
 
     def work() -> np.ndarray:
         buffer, found = np.empty(largest, np.uint8), np.zeros(3, np.int64)
         while (i := next(turn)) < len(bands):
             origin, extent = bands[i]
+            start = int(np.ravel_multi_index(origin, hdu.shape)) * itemsize
+            if narrow:
+                origin, extent = (*origin[:-1], box[-1].start), (*extent[:-1], width)
+                rows = buffer[: math.prod(extent) * itemsize].reshape(-1, width * itemsize)
+                for k, row in enumerate(rows):
+                    _fill(hdu, content, start + (k * hdu.shape[-1] + box[-1].start) * itemsize, row)
             size = math.prod(extent) * itemsize
-            _fill(hdu, content, int(np.ravel_multi_index(origin, hdu.shape)) * itemsize, buffer[:size])
+            if not narrow:
+                _fill(hdu, content, start, buffer[:size])
             tiles = lossless_tiles(np.array([0]), np.array([size]), RAW, np.array([origin]), np.array([extent]))
             done = decode(
                 out, buffer[:size], tiles, form, corner=corner, mask=mask, mask_bit=bit, threads=1

@@ -218,6 +218,21 @@ def test_sections_at_the_edges(tmp_path, rng, section):
             ours(path, section=wrong)
 
 
+@pytest.mark.parametrize("shape", [(90, 5000), (4, 30, 5000)])
+@pytest.mark.parametrize("dtype", ["u2", "f4"])
+def test_a_narrow_section_reads_only_its_own_bytes(tmp_path, rng, shape, dtype):
+    data = rng.integers(0, 60000, shape).astype(dtype)
+    path = tmp_path / "a.fits"
+    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(data)]).writeto(path)
+    for box in ((slice(3, 25), slice(4000, 4007)), (slice(0, 30), slice(0, 1)), (slice(29, 30), slice(4990, 5000))):
+        section = (slice(1, 3),) * (len(shape) - 2) + box
+        with open_file(path) as source:
+            before = source.counted.bytes
+            assert np.array_equal(source.read(source.hdus[1], section=section)[1], data[section])
+            assert source.counted.bytes - before == data[section].nbytes
+            assert np.array_equal(source.read(source.hdus[1], "float32", section)[1], data[section].astype("f4"))
+
+
 def test_a_section_reads_only_the_tiles_it_touches(tmp_path, rng):
     data = rng.integers(0, 1000, (600, 500)).astype(np.int16)
     compressed = write(tmp_path / "s.fits", data, compression_type="RICE_1", tile_shape=(50, 50))

@@ -81,7 +81,7 @@ def test_every_kind_of_source_gives_the_same(tmp_path, plain, pixels, packed, qu
             "file object": [file, io.BytesIO(data), Pipe(data)],
             "http": [server.url, f"{server.url}[SCI]", f"{server.base}/moved"],
         }
-        assert sources.keys() == ROUTES.keys()
+        assert sources.keys() == ROUTES.keys() - {"object store"}  # which has its own file of tests
         for route, those in sources.items():
             for source in those:
                 found = skydelta.read(source, device="cpu")
@@ -152,7 +152,7 @@ def test_inspect_and_read_many_take_the_same_sources(plain, web):
         (b"not FITS at all", "bytes: not FITS"),
         (io.BytesIO(), r"file object: is empty \(0 bytes\)"),
         (io.StringIO("SIMPLE  ="), "gives str; a file opened as binary is needed"),
-        ("s3://bucket/a.fits", "s3 cannot be read; http, https, file URLs"),
+        ("ftp://bucket/a.fits", "ftp cannot be read; http, https, s3, gs, file URLs"),
         ("http:///a.fits", "the URL names no server"),
         ("https://me:secret@example.org/a.fits", r"https://example\.org/a\.fits: user and password"),
     ],
@@ -178,7 +178,7 @@ def test_a_section_from_a_server_costs_blocks_not_the_file(web, pixels):
 
 
 def test_large_spans_are_asked_for_in_pieces_at_once(web, monkeypatch, pixels):
-    monkeypatch.setattr(remote._Remote, "span", 1 << 18)
+    monkeypatch.setattr(remote.Blocks, "span", 1 << 18)
     inside, most, lock, original = [0], [0], threading.Lock(), remote._Request.fill
 
     def watched(self, start, out):

@@ -13,6 +13,7 @@ FOLDERS = {"kernels", "io", "stages", "pipeline", "workflows"}
 LAZY = {
     "cupy": "kernels/backend.py",
     "cupyx": "kernels/backend.py",
+    "fsspec": "io/stores.py",
     "kvikio": "io/storage.py",
     "dask": "pipeline/executors/dask.py",
     "distributed": "pipeline/executors/dask.py",
