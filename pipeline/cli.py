@@ -15,6 +15,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 COMMANDS = (
     "difference",
+    "register",
     "align",
     "run",
     "check",

@@ -29,7 +29,7 @@ _PUBLIC: dict[str, str] = {
     "simulate": "skydelta.pipeline.simulate:simulate",
 }
 
-_STAGES = ("background", "align", "psf", "match", "difference", "detect", "stack")
+_STAGES = ("background", "register", "align", "psf", "match", "difference", "detect", "stack")
 """Stages that are functions here: inputs by position or name, settings by keyword."""
 
 __all__ = ["__version__", *_PUBLIC, *_STAGES]  # noqa: PLE0604

@@ -19,6 +19,7 @@ BUILTIN = {
     "load_kernel": "skydelta.stages.load:LoadKernel",
     "background": "skydelta.stages.background:Background",
     "psf": "skydelta.stages.psf:MeasurePsf",
+    "register": "skydelta.stages.register:Register",
     "align": "skydelta.stages.align:Align",
     "match": "skydelta.stages.match:Match",
     "difference": "skydelta.stages.difference:Difference",
