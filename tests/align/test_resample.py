@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The gather: variance, mask, filling and borders against Monte Carlo, perturbation and other interpolators."""
 
+import hypothesis
 import numba
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from scipy import ndimage
+from support_align import plane
 
+from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.kernels.resample import MaskBits, resample
-from skydelta.stages.align import FILL, GROW
+from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.mapping import control_grid
 
 P = MaskPlanes()
@@ -62,7 +66,6 @@ def test_against_scipy(method, order, rng):
 
 def test_against_reproject(peer, rng):
     from astropy.wcs import WCS
-    from support_align import plane
 
     reproject = peer("reproject")
     source, target = plane(SHAPE), plane(SHAPE, 2.0, shift=(3.2, 1.7))
@@ -127,9 +130,9 @@ def test_bad_pixels_are_replaced(method, bit, rng):
     wild[40, 50], nan[40, 50] = 1e30, np.nan
     grid = turned()
     a, b, c = (run(i, grid, mask=mask, method=method) for i in (image, wild, nan))
-    for plane in range(4):
-        if a[plane] is not None:
-            np.testing.assert_array_equal(a[plane], b[plane])
+    for k in range(4):
+        if a[k] is not None:
+            np.testing.assert_array_equal(a[k], b[k])
     np.testing.assert_array_equal(a.image, c.image)
     clean = run(image, grid, method=method)
     differs = np.nan_to_num(np.abs(a.image - clean.image)) > 0.02 * np.abs(image).max()
@@ -243,3 +246,84 @@ def test_threads_do_not_change_a_byte(rng):
 
 def test_core_planes_are_all_known():
     assert {*FILL, *GROW} <= set(CORE_PLANES)
+
+
+# ---- masks, against brute force ----
+
+REACH = {"nearest": 0.5, "bilinear": 1.0, "bspline3": 3.0, "lanczos3": 3.0}
+"""Half width of the footprint, px."""
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(
+    seed=st.integers(0, 2**31),
+    method=st.sampled_from(METHODS),
+    degrees=st.floats(-180.0, 180.0),
+    scale=st.floats(0.6, 1.8),
+    mirrored=st.booleans(),
+    bit=st.sampled_from([BAD, SAT, DETECTED]),
+)
+def test_mask_never_misses_a_touched_pixel(seed, method, degrees, scale, mirrored, bit):
+    """Every pixel is looked at by itself: where the position of a target pixel is closer to a marked pixel than the
+    kernel reaches, the bit (SAT) or INTERP (BAD, whose value is replaced) is there; the inner 2 x 2 pixels pass on any
+    bit. Where no marked pixel is in reach nothing is flagged."""
+    rng = np.random.default_rng(seed)
+    shape = (40, 46)
+    c, s = scale * np.cos(np.radians(degrees)), scale * np.sin(np.radians(degrees))
+    sign = -1 if mirrored else 1
+
+    def evaluate(x, y):
+        x, y = sign * (x - 20.3), y - 17.6
+        return 22.1 + c * x - s * y, 19.4 + s * x + c * y
+
+    grid = control_grid(evaluate, (36, 41), shape, 1e-4)
+    mask = np.where(rng.random(shape) < 0.01, bit, 0).astype(np.int32)
+    out = run(smooth(rng, shape), grid, mask=mask, method=method)
+    y, x = np.indices((36, 41), float)
+    qx, qy = evaluate(x, y)
+    inside = (qx > -0.5) & (qx < 45.5) & (qy > -0.5) & (qy < 39.5)
+    reached, touched = np.zeros((36, 41), bool), np.zeros((36, 41), bool)
+    for my, mx in zip(*np.nonzero(mask), strict=True):
+        dx, dy = np.abs(qx - mx), np.abs(qy - my)
+        reached |= (dx < REACH[method] - 2e-3) & (dy < REACH[method] - 2e-3)  # farther ones weigh below 1e-3
+        half = min(REACH[method], 1.0)
+        touched |= (dx < half - 2e-3) & (dy < half - 2e-3)
+    on_a_pixel = (np.abs(qx - np.rint(qx)) < 2e-3) | (np.abs(qy - np.rint(qy)) < 2e-3)
+    assert (out.mask[touched & inside] & bit).all()
+    if bit == SAT:
+        assert (out.mask[reached & inside & ~on_a_pixel] & SAT).all()
+    if bit == BAD:
+        assert (out.mask[reached & inside & ~on_a_pixel] & INTERP).all()
+    far = np.ones((36, 41), bool)
+    for my, mx in zip(*np.nonzero(mask), strict=True):
+        far &= (np.abs(qx - mx) > REACH[method] + 2e-3) | (np.abs(qy - my) > REACH[method] + 2e-3)
+    assert not (out.mask[far & inside] & (bit | INTERP)).any()
+    assert (out.mask[~inside] & NO_DATA).all()
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(
+    seed=st.integers(0, 2**31),
+    sy=st.integers(-30, 30),
+    sx=st.integers(-30, 30),
+    off=st.floats(-9e-5, 9e-5),
+    method=st.sampled_from(METHODS),
+)
+def test_whole_pixel_shifts_are_copies_whatever_the_method(seed, sy, sx, off, method):
+    """Bit by bit, NaN payloads and mask bits too, and within the tolerance of a whole pixel."""
+    rng = np.random.default_rng(seed)
+    image = rng.normal(0, 1, (40, 46)).astype(np.float32)
+    image[rng.random((40, 46)) < 0.05] = np.nan
+    mask = rng.choice([0, BAD, SAT | DETECTED], (40, 46)).astype(np.int32)
+    source, target = plane((40, 46)), plane((40, 46))
+    target.wcs.crpix = np.subtract(source.wcs.crpix, (sx + off, sy - off))
+    given = Exposure(image, np.full((40, 46), 2.0, np.float32), mask, wcs=source)
+    out = Align(method=method)(given, onto=target, device="cpu")
+    assert out.header["ALMETHOD"] == "copy"
+    to = np.s_[max(0, -sy) : 40 - max(0, sy), max(0, -sx) : 46 - max(0, sx)]
+    at = np.s_[max(0, sy) : 40 - max(0, -sy), max(0, sx) : 46 - max(0, -sx)]
+    assert out.image[to].tobytes() == image[at].tobytes()
+    assert (out.mask[to] == mask[at]).all()
+    rest = np.ones((40, 46), bool)
+    rest[to] = False
+    assert np.isnan(out.image[rest]).all() and (out.mask[rest] == NO_DATA).all()

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Accuracy on analytic skies: stars and fluxes against the truth and against an exact float64 spline."""
 
+import importlib.util
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from astropy.io import fits
 from astropy.wcs import WCS
+from scipy import ndimage
 from support_align import exact_positions, exact_spline, scene, star_figures
 
 from skydelta.io.exposure import Exposure
@@ -61,31 +61,72 @@ def test_flux_of_larger_pixels_is_kept():
     assert np.nansum(image, dtype=float) == pytest.approx(s.source.image.sum(dtype=float), rel=2e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["tan", "sip", "tpv"])
-def test_shared_scene(case, shared_tools, tmp_path, figure):
-    """The 2048 px acceptance scenes, scored by their own tool; the same tool scores an exact spline."""
-    tool = [sys.executable, str(shared_tools / "align_scene.py"), str(tmp_path)]
-    subprocess.run([*tool, "--case", case, "--n", "2048"], check=True, capture_output=True)
-    source, target = (fits.open(tmp_path / f"{name}.fits")[0] for name in ("src", "tgt"))
-    image = Exposure(source.data.astype(np.float32), wcs=WCS(source.header))
-    onto = Exposure(np.zeros(target.data.shape, np.float32), wcs=WCS(target.header))
+@pytest.fixture
+def scenes(shared_tools):
+    spec = importlib.util.spec_from_file_location("align_scene", shared_tools / "align_scene.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made(scenes, folder, case, n):
+    """Source and an empty target of a scene of the shared generator."""
+    scenes.make(str(folder), case, n, 3.5, 7)
+    with fits.open(folder / "src.fits") as source, fits.open(folder / "tgt.fits") as target:
+        image = Exposure(source[0].data.astype(np.float32), wcs=WCS(source[0].header))
+        return image, Exposure(np.zeros(target[0].data.shape, np.float32), wcs=WCS(target[0].header))
+
+
+def scored(scenes, folder, name, image, capsys):
+    """The figures that the generator's own scoring prints."""
+    fits.writeto(folder / name, image)
+    capsys.readouterr()
+    scenes.score(str(folder), str(folder / name), "0", False)
+    return json.loads(capsys.readouterr().out)
+
+
+def both(scenes, folder, case, n, capsys):
+    """Figures of ours and of the exact float64 spline."""
+    image, onto = made(scenes, folder, case, n)
     aligned = Align()(image, onto=onto, device="cpu").image
-    got = _score(tool, tmp_path / "aligned.fits", aligned)
-    figure(f"align_scene {case}: rms_star", got["rms_star"], RMS_ON_STARS)
-    figure(f"align_scene {case}: flux_p99", got["flux_p99"], FLUX_P99)
-
-    from scipy import ndimage
-
     q = exact_positions(image.wcs, onto.wcs, onto.shape)
     spline = ndimage.map_coordinates(image.image.astype(float), q[::-1], order=3, mode="mirror")
     spline[np.isnan(aligned)] = np.nan
-    exact = _score(tool, tmp_path / "exact.fits", spline)
+    return (scored(scenes, folder, f"{k}.fits", v, capsys) for k, v in (("ours", aligned), ("exact", spline)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["tpv", "scale06", "parity"]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in ("tan", "sip", "sipi", "scale17", "wrap", "pole")],
+)
+def test_shared_scenes_against_the_exact_spline(case, scenes, tmp_path, capsys, figure):
+    """Small ones of every case; ``benchmarks/align.py --scenes`` has them at 2048 px."""
+    got, exact = both(scenes, tmp_path, case, 512, capsys)
+    for name in ("rms_star", "flux_p99"):
+        figure(f"align_scene {case} 512: {name} above 1.05 x exact spline", got[name] - 1.05 * exact[name], 1e-7)
+    assert got["n_star"] > 20  # the absolute limits are those of 2048 px: the same distortion bends a small field more
+
+
+def test_shared_all_sky_scene(scenes, tmp_path):
+    """A small tangent plane on an all-sky grid, cut in two by its limb: the valid pixels are those of the exact map."""
+    image, onto = made(scenes, tmp_path, "ait", 512)
+    aligned = Align()(image, onto=onto, device="cpu").image
+    q = scenes.source_grid(image.wcs, onto.wcs, onto.shape)
+    inside = scenes.within(q, image.shape)
+    assert inside.sum() > 1000
+    assert inside[:, :256].any() and inside[:, -256:].any(), "the limb does not cut the image"
+    assert not np.isfinite(aligned[~inside]).any()
+    # on the outer half of a border pixel most of the weight is lost
+    assert np.isfinite(aligned[scenes.within(q, image.shape, 0.5)]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["tan", "sip", "tpv"])
+def test_shared_scene(case, scenes, tmp_path, capsys, figure):
+    """The 2048 px acceptance scenes, scored by their own tool; the same tool scores an exact spline."""
+    got, exact = both(scenes, tmp_path, case, 2048, capsys)
+    figure(f"align_scene {case}: rms_star", got["rms_star"], RMS_ON_STARS)
+    figure(f"align_scene {case}: flux_p99", got["flux_p99"], FLUX_P99)
     for name in ("rms_star", "flux_p99"):
         figure(f"align_scene {case}: {name} above 1.05 x exact spline", got[name] - 1.05 * exact[name], 1e-7)
-
-
-def _score(tool, path, image):
-    fits.writeto(path, image)
-    done = subprocess.run([*tool, "--score", str(path)], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
