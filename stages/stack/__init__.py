@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from astropy.table import Table
 from pydantic import Field
+from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
@@ -103,4 +104,5 @@ class Stack(Stage[StackConfig]):
     def run(self, ctx: Context, *, images: Any, onto: Any = None) -> dict[str, Any]:  # type: ignore[override]
         if isinstance(images, str | bytes):
             raise InputError(f"stack: images is {type(images).__name__}; a list of images is needed")
-        return Job(self.config, ctx, list(images), onto).run()
+        with ThreadpoolController().limit(limits=1, user_api="blas"):  # its threads must not decide about a byte
+            return Job(self.config, ctx, list(images), onto).run()

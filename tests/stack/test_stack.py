@@ -6,6 +6,7 @@ import tracemalloc
 import numba
 import numpy as np
 import pytest
+import support_standin
 from astropy import units as u
 from astropy.io import fits
 from scipy import ndimage
@@ -16,7 +17,7 @@ import skydelta
 from skydelta.errors import AlgorithmError, ConfigError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
-from skydelta.kernels.backend import CPU
+from skydelta.kernels.backend import CPU, resolve
 from skydelta.stages.align.grids import grid_of
 from skydelta.stages.base import Context
 from skydelta.stages.stack import Stack
@@ -273,6 +274,22 @@ def test_same_bytes_whatever_budget_and_threads(rng):
             found.append(b"".join(p.tobytes() for p in (s.image, s.variance, s.mask, out["weight"].image)))
         numba.set_num_threads(most)
         assert found[0] == found[1] == found[2]
+
+
+def test_a_device_aligns_and_the_host_combines(rng, monkeypatch):
+    """On arrays that stand for a device's and refuse to mix with the host's."""
+    field = grid_field(rng, (160, 170))
+    images = [visit(field, rng, k, shape=(160, 170)) for k in range(3)]
+    for method in ("clipped", "mean"):
+        want, _ = stack(images, method=method)
+        with monkeypatch.context() as patch:
+            support_standin.install(patch)
+            ctx = Context(resolve("cuda"))
+            made = Stack(method=method).run(ctx, images=images)
+        for name in ("image", "variance", "mask"):
+            a, b = (getattr(o["stacked"], name) for o in (made, want))
+            assert type(a) is np.ndarray
+            np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_grids(rng):
