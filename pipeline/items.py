@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from astropy.table import Table
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.fits.reader import split_extension
+from skydelta.pipeline.workflow import Step, value_of
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
 
@@ -40,11 +41,15 @@ class WorkItem:
 
 
 def items_of(
-    inputs: Mapping[str, str | list[str]], wanted: Mapping[str, str], id_: str | None = None
+    inputs: Mapping[str, str | list[str]],
+    wanted: Mapping[str, str],
+    id_: str | None = None,
+    steps: Sequence[Step] = (),
 ) -> tuple[WorkItem, ...]:
     """Items of a workflow's ``[inputs]``: one pair, lists of the same length, or the rows of a table.
 
-    A single path beside lists belongs to every item. Columns of a table that no step reads are ignored.
+    A single path beside lists belongs to every item. A column ``step.setting`` of a table sets that of a step for the
+    item alone, where the row is not empty; other columns that no step reads are ignored.
 
     Parameters
     ----------
@@ -52,6 +57,8 @@ def items_of(
         Names the steps read and who reads them (`skydelta.pipeline.graph.external`).
     id_ : str, optional
         Of the single item; else the stem of its first input.
+    steps : sequence of Step
+        Of the workflow: what columns may set.
 
     Raises
     ------
@@ -66,7 +73,7 @@ def items_of(
             raise ConfigError("inputs: table is one file and excludes all others")
         if id_ is not None:
             raise ConfigError(f"id {id_!r}: the items of a table have their ids from its column id")
-        return _unique(_rows(Path(table), wanted), table)
+        return _unique(_rows(Path(table), wanted, steps), table)
     for name, reader in wanted.items():
         if name not in inputs:
             raise ConfigError(f"inputs.{name}: missing; {reader} reads it")
@@ -108,25 +115,73 @@ def _unique(items: Iterable[WorkItem], where: str) -> tuple[WorkItem, ...]:
     return tuple(seen.values())
 
 
-def _rows(path: Path, wanted: Mapping[str, str]) -> Iterable[WorkItem]:
-    kind = {".ecsv": "ascii.ecsv", ".csv": "ascii.csv"}.get(path.suffix.lower())
+READERS = {".ecsv": "ascii.ecsv", ".csv": "ascii.csv", ".parquet": "parquet", ".parq": "parquet"}
+"""Suffixes of tables and astropy's names of their formats."""
+
+
+def _rows(path: Path, wanted: Mapping[str, str], steps: Sequence[Step]) -> Iterable[WorkItem]:
+    kind = READERS.get(path.suffix.lower())
     if kind is None:
-        raise InputError(f"{path}: tables are .ecsv or .csv, not {path.suffix!r}")
-    as_text = {"converters": {"*": str}} if kind == "ascii.csv" else {}  # an id 007 is no number
+        raise InputError(f"{path}: tables are .ecsv, .csv or .parquet, not {path.suffix!r}")
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
     try:
-        table = Table.read(path, format=kind, **as_text)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        table = _read(path, kind)
     except Exception as e:  # astropy's readers raise many kinds for a malformed table
-        raise InputError(f"{path}: cannot be read as {kind.split('.')[1]}: {str(e).splitlines()[0]}") from None
+        why = (str(e).splitlines() or [repr(e)])[0]
+        raise InputError(f"{path}: cannot be read as {kind.removeprefix('ascii.')}: {why}") from None
     for column in ("id", *wanted):
         if column not in table.colnames:
             raise InputError(f"{path}: no column {column!r}; it has {', '.join(table.colnames)}")
     if not len(table):
         raise InputError(f"{path}: no rows")
+    folder = path.absolute().parent
+    names_file = {c: _names_file(c, steps, f"{path}: column {c!r}") for c in table.colnames if "." in c}
     for n, row in enumerate(table, 1):
-        empty = [c for c in ("id", *wanted) if row[c] is np.ma.masked or not str(row[c])]
+        empty = [c for c in ("id", *wanted) if _empty(row[c])]
         if empty:
             raise InputError(f"{path} row {n}: {empty[0]} is empty")
-        paths = {c: str(path.absolute().parent / str(row[c])) for c in wanted}
-        yield WorkItem(_safe(str(row["id"]), f"{path} row {n}: id"), paths)
+        paths = {c: str(folder / str(row[c])) for c in wanted}
+        settings = {}
+        for column, is_file in names_file.items():
+            if not _empty(row[column]):
+                value = value_of(row[column]) if kind == "ascii.csv" else _plain(row[column])
+                settings[column] = str(folder / str(value)) if is_file else value
+        yield WorkItem(_safe(str(row["id"]), f"{path} row {n}: id"), paths, settings)
+
+
+def _read(path: Path, kind: str) -> Table:
+    if kind == "parquet":  # astropy would need pandas for it
+        import pyarrow.parquet as pq
+
+        columns = pq.read_table(path).to_pydict()
+        return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
+    as_text = {"converters": {"*": str}} if kind == "ascii.csv" else {}  # an id 007 is no number
+    return Table.read(path, format=kind, **as_text)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as Python has it; a list of numbers stays one."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is np.ma.masked or not str(value)
+
+
+def _names_file(column: str, steps: Sequence[Step], where: str) -> bool:
+    """Whether a column ``step.setting`` names files; they are relative to the table.
+
+    Raises
+    ------
+    InputError
+        The workflow has no such step, or its stage no such setting.
+    """
+    name, _, key = column.partition(".")
+    hit = [s for s in steps if s.id == name] or [s for s in steps if s.stage.name == name]
+    if not hit:
+        raise InputError(f"{where}: no step {name!r}; the steps are {', '.join(s.id for s in steps)}")
+    known = type(hit[0].stage.config).model_fields
+    if key not in known:
+        raise InputError(f"{where}: {hit[0].stage.name} has no setting {key!r}; it has {', '.join(known)}")
+    return key in hit[0].stage.files

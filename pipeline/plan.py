@@ -31,6 +31,8 @@ class Plan:
         Sum of the sizes of all input files.
     memory : int
         Estimated peak bytes for the largest item.
+    outputs : tuple of str
+        Files that each item will leave beside its receipt.
     problems : tuple of str
         Everything that would make an item fail at once, one line each.
     """
@@ -41,6 +43,7 @@ class Plan:
     why: str
     bytes_read: int
     memory: int
+    outputs: tuple[str, ...]
     problems: tuple[str, ...]
 
 
@@ -54,7 +57,8 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     """
     wanted = external(flow.steps)
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
-    items = items_of(flow.inputs, wanted, id_)
+    items = items_of(flow.inputs, wanted, id_, flow.steps)
+    check_settings(flow, items)
     backend = resolve(flow.run.device)
     why = "asked for" if backend.asked != "auto" else cuda_device_count()[1] or "a CUDA device is there"
     problems, total, largest = [], 0, 0
@@ -74,7 +78,24 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
         largest = max(largest, _peak(bound, pixels))
-    return Plan(items, bound, backend, why, total, largest, tuple(problems))
+    outputs = tuple(name for step in flow.steps for name in step.stage.products())
+    return Plan(items, bound, backend, why, total, largest, outputs, tuple(problems))
+
+
+def check_settings(flow: Workflow, items: tuple[WorkItem, ...]) -> None:
+    """Check the settings that items have of their own, before anything runs.
+
+    Raises
+    ------
+    ConfigError
+        A value that a step does not take; the message names the item.
+    """
+    seen: set[str] = set()
+    for item in items:
+        key = repr(sorted(item.settings.items()))
+        if item.settings and key not in seen:
+            seen.add(key)
+            flow.with_settings(item.settings, f"item {item.id}")
 
 
 def peak_of(bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> int:

@@ -30,7 +30,7 @@ from skydelta.pipeline.executors.serial import Serial
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.job import Job
-from skydelta.pipeline.plan import peak_of
+from skydelta.pipeline.plan import check_settings, peak_of
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
 from skydelta.pipeline.workflow import Workflow, load
@@ -185,7 +185,8 @@ def run(
 def _run(flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: bool, limit: int | None) -> RunResult:
     wanted = external(flow.steps)
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
-    items = items_of(flow.inputs, wanted, id_)[:limit]
+    items = items_of(flow.inputs, wanted, id_, flow.steps)[:limit]
+    check_settings(flow, items)
     backend = resolve(flow.run.device)
     folder = RunFolder(out)
     done: list[Outcome] = []

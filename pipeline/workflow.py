@@ -40,7 +40,7 @@ class RunOptions(_Strict):
         description="Threads or Dask workers of one's own; none: one a GPU, else by cores and memory.",
     )
     dask_address: str | None = Field(
-        None, description="Scheduler of a Dask cluster that runs already, such as tcp://host:8786."
+        None, min_length=1, description="Scheduler of a Dask cluster that runs already, such as tcp://host:8786."
     )
     retries: int = Field(
         2, ge=0, le=10, description="Further attempts after a fault of storage that can pass (I/O error, stale handle)."

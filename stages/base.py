@@ -134,6 +134,10 @@ class Stage(Generic[C]):
         """Peak bytes on the device beyond the inputs, for images of this shape."""
         return 0
 
+    def products(self) -> tuple[str, ...]:
+        """Names of the files that it leaves in the folder of an item."""
+        return ()
+
     def run(self, ctx: Context, **inputs: Any) -> dict[str, Any]:
         """The work; returns one value per output port."""
         raise TypeError(f"stage {self.name} does not implement run")

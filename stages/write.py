@@ -53,6 +53,11 @@ class Write(Stage[WriteConfig]):
     }
     outputs = {"files": Port(list, "paths of what was written")}
 
+    def products(self) -> tuple[str, ...]:
+        more = ((self.config.regions, "catalog.reg"), (self.config.votable, "catalog.vot"))
+        files = ("difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits")
+        return (*files, *(name for wanted, name in more if wanted))
+
     def run(  # type: ignore[override]
         self,
         ctx: Context,
@@ -81,16 +86,13 @@ class Write(Stage[WriteConfig]):
         before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
         planes.insert(before, kernel_hdu(kernel))
         write_hdus(out / "difference.fits", planes)
-        catalog.save(out / "catalog.ecsv")
-        catalog.save(out / "catalog.parquet")
-        files = ["difference.fits", "catalog.ecsv", "catalog.parquet", "stamps.fits", "preview.fits"]
+        files = list(self.products())
+        for name in files:
+            if name.startswith("catalog."):
+                catalog.save(out / name)
         if injections is not None:
             injections.save(out / "injections.ecsv")
             files.append("injections.ecsv")
-        for wanted, name in ((self.config.regions, "catalog.reg"), (self.config.votable, "catalog.vot")):
-            if wanted:
-                catalog.save(out / name)
-                files.append(name)
         images = {"SCIENCE": science.image, "TEMPLATE": matched.image, "DIFFERENCE": difference.image}
         write_hdus(out / "stamps.fits", _stamps(images, catalog, self.config.stamp_half))
         pictures = {

@@ -90,6 +90,8 @@ def show_plan(flow: Any, id_: str | None) -> None:
     click.echo(f"items: {len(p.items)} ({', '.join(i.id for i in p.items[:5])}{', ...' if len(p.items) > 5 else ''})")
     click.echo(f"device: {p.backend.name} ({p.why})")
     click.echo(f"read: {p.bytes_read / 1e6:.1f} MB; peak memory of an item: about {p.memory / 1e6:.0f} MB")
+    if p.outputs:
+        click.echo(f"writes: {', '.join(p.outputs)} and receipt.json in items/ID of each")
     for problem in p.problems:
         click.echo(f"problem: {problem}", err=True)
     if p.problems:

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 PATIENCE = 30.0
 """Seconds without a scheduler or without any worker after which a run gives up."""
 
+ANSWER = 10.0
+"""Seconds that a scheduler has to answer, or to be found again."""
+
 Places = Mapping[str, tuple[int, int]]
 """Address of a worker to its number on its machine and how many there are."""
 
@@ -100,7 +103,7 @@ class Dask:
 
     def _connect(self, address: str) -> Any:
         try:
-            return self._distributed.Client(address, timeout=10, set_as_default=False)
+            return self._distributed.Client(address, timeout=ANSWER, set_as_default=False)
         except (OSError, ValueError) as e:
             raise WorkerError(f"dask: no scheduler answers at {address}: {e}") from None
 
@@ -109,6 +112,9 @@ class Dask:
         # the scheduler shall not try again by itself: whoever dies twice with an item is counted here
         scheduler = {"allowed_failures": 0, "dashboard": False}
         options: dict[str, Any] = {"scheduler_kwargs": scheduler, "dashboard_address": "127.0.0.1:0"}
+        options["preload"] = [
+            "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
+        ]  # Ctrl-C is for this process
         if resolve(self._device).is_gpu and (cuda := _dask_cuda()) is not None:
             kind = cuda.LocalCUDACluster
         else:
@@ -150,17 +156,17 @@ class Dask:
                     self._places = self._look() if self._client.status == "running" else {}
                     alive = now if self._places else alive
                     if now - alive > PATIENCE:
-                        raise WorkerError(self._gone(len(at_work) + len(again)))
+                        raise WorkerError(self._gone())
                 if self._client.status in ("closed", "closing"):
-                    raise WorkerError(self._gone(len(at_work) + len(again)))
+                    raise WorkerError(self._gone())
         finally:
             for future in at_work:
                 with contextlib.suppress(Exception):
                     future.cancel()
 
-    def _gone(self, count: int) -> str:
-        what = "its workers are" if self._client.status == "running" else "the scheduler is"
-        return f"dask: {what} gone; {count} items in flight are not done, and none after them"
+    def _gone(self) -> str:
+        what = "all workers are" if self._client.status == "running" else "the scheduler is"
+        return f"dask: {what} gone; what is done stays done, and the same command does the rest"
 
     def _receipt(
         self, task: Task, item: WorkItem, future: Any, deaths: Counter[str], again: deque[WorkItem]

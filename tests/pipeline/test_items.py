@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Work items from one pair, from lists and from tables."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from astropy.table import MaskedColumn, Table
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.pipeline.items import items_of
+from skydelta.pipeline.workflow import load
 
 WANTED = {"science": "steps[0] (science)", "reference": "steps[1] (reference)"}
 
@@ -105,9 +108,48 @@ def test_bad_tables(tmp_path, text, message):
 def test_tables_that_are_none(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         items_of({"table": str(tmp_path / "none.csv")}, WANTED)
-    with pytest.raises(InputError, match=r"tables are \.ecsv or \.csv, not '\.txt'"):
+    with pytest.raises(InputError, match=r"tables are \.ecsv, \.csv or \.parquet, not '\.txt'"):
         items_of(table(tmp_path, "x", "t.txt"), WANTED)
     with pytest.raises(InputError, match="cannot be read as ecsv"):
         items_of(table(tmp_path, "x", "t.ecsv"), WANTED)
     with pytest.raises(ConfigError, match="have their ids from"):
         items_of(table(tmp_path, "id,science,reference\n1,a,b\n"), WANTED, "mine")
+
+
+STEPS = load("difference").steps
+
+
+def test_parquet(tmp_path):
+    columns = {"id": ["x", "007"], "science": ["a", "b"], "reference": ["c", "/d"], "match.order": [None, 3]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    first, second = items_of({"table": str(tmp_path / "t.parquet")}, WANTED, steps=STEPS)
+    assert (first.id, first.inputs["science"], dict(first.settings)) == ("x", str(tmp_path / "a"), {})
+    assert (second.id, second.inputs["reference"], dict(second.settings)) == ("007", "/d", {"match.order": 3})
+    (tmp_path / "bad.parquet").write_text("x")
+    with pytest.raises(InputError, match=r"bad\.parquet: cannot be read as parquet"):
+        items_of({"table": str(tmp_path / "bad.parquet")}, WANTED)
+
+
+def test_settings_of_one_item(tmp_path):
+    text = "id,science,reference,align.method,match.order,science.mask\nx,a,b,lanczos3,,m.fits[DQ]\ny,a,b,,2,\n"
+    first, second = items_of(table(tmp_path, text), WANTED, steps=STEPS)
+    assert dict(first.settings) == {"align.method": "lanczos3", "science.mask": str(tmp_path / "m.fits[DQ]")}
+    assert dict(second.settings) == {"match.order": 2}
+    flow = load("difference")
+    steps = {s.id: s.stage.config for s in flow.with_settings(first.settings, "item x").steps}
+    assert (steps["align"].method, steps["science"].mask) == ("lanczos3", str(tmp_path / "m.fits[DQ]"))
+    with pytest.raises(ConfigError, match=r"item y: steps\[\d+\]\.match\.order: 9 is above"):
+        flow.with_settings({"match.order": 9}, "item y")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("mtach.order", "column 'mtach.order': no step 'mtach'; the steps are science, reference"),
+        ("match.ordre", "column 'match.ordre': match has no setting 'ordre'; it has "),
+    ],
+)
+def test_settings_that_are_none(tmp_path, column, message):
+    with pytest.raises(InputError) as error:
+        items_of(table(tmp_path, f"id,science,reference,{column}\nx,a,b,1\n"), WANTED, steps=STEPS)
+    assert message in str(error.value)

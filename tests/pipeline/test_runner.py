@@ -319,3 +319,21 @@ def test_bad_workflow_or_inputs_touch_nothing(sums):
     with pytest.raises(ConfigError, match=r"inputs\.c: no step reads it"):
         run("sum.toml", inputs={"a": "1", "b": "2", "c": "3"}, out="out")
     assert not (sums / "out").exists()
+
+
+def test_settings_of_an_item_belong_to_its_identity(sums):
+    rows = [("x", "1", "2", "2.0"), ("y", "1", "2", "")]
+    names = ("id", "a", "b", "first.scale")
+    Table(rows=rows, names=names).write("t.csv", format="ascii.csv", overwrite=True)
+    result = run("sum.toml", inputs={"table": "t.csv"}, out="out")
+    assert [(sums / f"out/items/{i}/number.txt").read_text() for i in "xy"] == ["4.0\n", "3.0\n"]
+    assert [r["settings"] for r in result.receipts] == [{"first.scale": 2.0}, {}]
+    rows[0] = ("x", "1", "2", "3.0")
+    Table(rows=rows, names=names).write("t.csv", format="ascii.csv", overwrite=True)
+    again = run("sum.toml", inputs={"table": "t.csv"}, out="out")
+    assert [o.resumed for o in again.outcomes] == [False, True]
+    assert (sums / "out/items/x/number.txt").read_text() == "5.0\n"
+    rows[1] = ("y", "1", "2", "9")
+    Table(rows=rows, names=names).write("t.csv", format="ascii.csv", overwrite=True)
+    with pytest.raises(ConfigError, match=r"item y: steps\[0\]\.toy_read\.scale: 9 is above"):
+        run("sum.toml", inputs={"table": "t.csv"}, out="out")

@@ -53,20 +53,19 @@ def storage_fails(number):
     return fail
 
 
-def trip(item, stage):
-    """Let the fault of this item and stage happen; "full" is returned, for the stage to write into it."""
-    kind, folder = strike(item, stage)
+def trip(ctx, stage):
+    """Let the fault of this item and stage happen."""
+    kind, folder = strike(ctx.id, stage)
+    if kind == "full":
+        fill(ctx)
     if kind == "raise":
         raise ZeroDivisionError(f"built into {stage}")
     if kind == "algorithm":
         raise AlgorithmError(f"no stars in {stage}", stars=0)
-    if kind == "memory":
+    if kind == "memory" or (kind == "memory on device" and ctx.backend.is_gpu):
         raise MemoryError("12 GiB")
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if kind in ("sigint", "sigterm"):
-        os.kill(os.getpid(), {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM}[kind])
-        time.sleep(PATIENCE)
     if kind == "read":
         before = os.preadv
         os.preadv = storage_fails(errno.EIO)
@@ -89,7 +88,7 @@ class FaultLoad(Load):
     name = "fault_load"
 
     def run(self, ctx, *, path):
-        full(ctx, trip(ctx.id, "load"))
+        trip(ctx, "load")
         return super().run(ctx, path=path)
 
 
@@ -107,7 +106,7 @@ class FaultMatch(Stage[MatchConfig]):
     outputs = {"difference": Port(Exposure)}
 
     def run(self, ctx, *, science, reference):
-        full(ctx, trip(ctx.id, "match"))
+        trip(ctx, "match")
         image = science.image - np.float32(self.config.factor) * reference.image
         ctx.metric("noise_ratio", float(image.std()))
         return {"difference": Exposure(image)}
@@ -122,15 +121,13 @@ class FaultWrite(Stage[StageConfig]):
 
     def run(self, ctx, *, difference):
         write(difference, ctx.out / "first.fits")
-        full(ctx, trip(ctx.id, "write"))
+        trip(ctx, "write")
         write(difference, ctx.out / "second.fits")
         return {"files": []}
 
 
-def full(ctx, kind):
-    """With "full", the disk takes nothing for this item any more: neither products nor a receipt."""
-    if kind != "full":
-        return
+def fill(ctx):
+    """From now on the disk takes nothing for this item, neither products nor a receipt."""
     before, item = os.write, f"/{ctx.out.name}/"
 
     def no_space(fd, data):
