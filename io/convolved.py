@@ -79,7 +79,7 @@ def convolve(kernel: MatchKernel, exposure: Exposure, good: Array, correlation: 
     image += polynomial_plane(backend, kernel.background, kernel.background_order, u, v)
     local = tile_kernels(backend, kernel, exposure.shape)
     variance = convolve_tiles(filled_variance, correlated_square(local, correlation), VARIANCE_TILE)
-    leak, lost = bad_reach(_doubt(exposure, filled, good), good, local, VARIANCE_TILE)
+    leak, lost = bad_reach(doubt(exposure, filled, good), good, local, VARIANCE_TILE)
     return Convolved(image, variance, lost, leak)
 
 
@@ -123,7 +123,7 @@ def tile_kernels(backend: Backend, kernel: MatchKernel, shape: tuple[int, int]) 
     return (phi @ images).astype(np.float32).reshape(*at_x.shape, *kernel.shape)
 
 
-def _doubt(moved: Exposure, filled: Array, good: Array) -> Array:
+def doubt(moved: Exposure, filled: Array, good: Array) -> Array:
     """How wrong the filling of a bad pixel may be: as the light around it, or, saturated, as what it may hide."""
     mask = moved.backend.xp.zeros(moved.shape, np.int32) if moved.mask is None else moved.mask
     saturated = moved.planes.bit("SAT")

@@ -116,6 +116,7 @@ def section(item: Item, root: Path) -> str:
         _notes(item),
         _pictures(item),
         _charts(item),
+        _quality(item),
         _candidates(item),
         _injections(item),
         _timings(item),
@@ -281,6 +282,43 @@ def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.nd
     ]
     text = "<br>".join(line for line in lines if line)
     return f'<div class="card"><div class="trio">{images}</div><p class="num">{text}</p></div>'
+
+
+MAPS = {
+    "chi2_map": ("Held-out χ² over the field", "Median per pixel of stamps that were not fitted; 1 is perfect."),
+    "kernel_sum_map": ("Kernel sum over the field", "The flux scale that stamps which were not fitted ask for."),
+}
+"""Maps of the receipt, lowest row first: heading and explanation."""
+
+
+def _quality(item: Item) -> str:
+    """Maps over the field, what is left of the registration, and the signs of the candidates."""
+    tables = []
+    for name, (title, words) in MAPS.items():
+        cells = item.metric(name)
+        if not cells:
+            continue
+        side = round(len(cells) ** 0.5)
+        rows = (cells[k : k + side] for k in reversed(range(0, len(cells), side)))
+        body = "".join(f"<tr>{''.join(f'<td class=num>{number(c)}</td>' for c in row)}</tr>" for row in rows)
+        tables.append(_figure_of(f"<table>{body}</table>", title, words))
+    if not tables:
+        return ""
+    shift, chi2, up, down, asymmetry = (
+        number(item.metric(name))
+        for name in (
+            "residual_shift_px", "residual_shift_chi2", "candidates_positive", "candidates_negative", "asymmetry",
+        )
+    )  # fmt: skip
+    words = (
+        f"Stars that were not fitted are shifted by {shift} px (rms of an axis, noise taken off; χ² {chi2}, 1 without "
+        f"shifts). Clean candidates: {up} positive, {down} negative, asymmetry {asymmetry}."
+    )
+    return f'<h3>Quality over the field</h3><p>{words}</p><div class="grid">{"".join(tables)}</div>'
+
+
+def _figure_of(body: str, title: str, words: str) -> str:
+    return f"<figure>{body}<figcaption><b>{escape(title)}</b> {words}</figcaption></figure>"
 
 
 def _injections(item: Item) -> str:

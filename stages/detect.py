@@ -31,6 +31,13 @@ LARGE = 40.0
 WINDOW = 16
 """Half-size of the windows in which footprints are looked at, px: most fit in; no result depends on it."""
 
+DOUBTFUL = ("EDGE", "MASKED", "SATURATED", "SATURATED_TEMPLATE", "LARGE")
+"""Flags of candidates that do not count when the signs are compared."""
+
+MANY, LOPSIDED = 200, 8.0
+"""Candidates from which on, and standard deviations by which, one sign prevails so much that it is said: transients
+rise more often than they fade, so a plain majority means nothing."""
+
 LOBE_SIGMA = 3.0
 """Opposite peaks closer than this many PSF sigma are lobes of one dipole; up to twice as far when footprints touch."""
 
@@ -95,6 +102,7 @@ class Detect(Stage[DetectConfig]):
         ctx.metric("candidates", len(catalog))
         ctx.metric("dipole_candidates", int(catalog.has("DIPOLE").sum()))
         ctx.metric("threshold", self.config.threshold)
+        _report_signs(ctx, catalog)
         return {"catalog": catalog}
 
     def _flags(self, image: Exposure, o: Objects, area: np.ndarray, label: np.ndarray, width: float) -> np.ndarray:
@@ -156,6 +164,22 @@ class Objects:
     y_pos: np.ndarray
     x_neg: np.ndarray
     y_neg: np.ndarray
+
+
+def _report_signs(ctx: Context, catalog: Catalog) -> None:
+    """Positive and negative candidates that are neither dipoles nor doubtful, and their asymmetry (p - n) / (p + n)."""
+    clean = (np.asarray(catalog["flags"]) & bits("DIPOLE", *DOUBTFUL)) == 0
+    negative = int((clean & catalog.has("NEGATIVE")).sum())
+    positive = int(clean.sum()) - negative
+    both = positive + negative
+    ctx.metric("candidates_positive", positive)
+    ctx.metric("candidates_negative", negative)
+    ctx.metric("asymmetry", (positive - negative) / both if both else float("nan"))
+    if both >= MANY and abs(positive - negative) > LOPSIDED * np.sqrt(both):
+        more = "positive" if positive > negative else "negative"
+        ctx.flag(
+            "lopsided", f"{positive} positive and {negative} negative candidates: many {more} ones may be residuals"
+        )
 
 
 def _middle(image: Exposure) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from astropy import units as u
@@ -19,6 +19,7 @@ from skydelta.kernels.masks import merge_masks
 from skydelta.kernels.significance import Planes
 from skydelta.kernels.subtract import SUBTRACT
 from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.difference.proper import Proper, proper_difference
 from skydelta.stages.difference.score import score
 from skydelta.stages.noise import pair_noise
 from skydelta.stages.robust import levels
@@ -30,6 +31,14 @@ SAMPLES = 2e5
 class DifferenceConfig(StageConfig):
     """How the difference is formed."""
 
+    method: Literal["kernel", "zogy"] = Field(
+        "kernel",
+        description="kernel: the reference convolved to the science PSF; zogy: both filtered with each other's PSF "
+        "(proper image subtraction).",
+    )
+    registration_error: float | None = Field(
+        None, ge=0, description="zogy: registration error of an axis, px; unset: the scatter of the star lists."
+    )
     lost_weight: float = Field(
         LOST_WEIGHT,
         gt=0,
@@ -52,6 +61,9 @@ class Difference(Stage[DifferenceConfig]):
     of D, exactly: V_S + K^2 (x) V_R (with the measured noise correlation of an input that is not white). Masks grow by
     the kernel's weight, not by its box. The score is D whitened with the local kernel and filtered with its own PSF:
     unit variance in noise by construction, nothing is divided by a factor measured on the difference.
+
+    ``method="zogy"`` is the proper image subtraction of Zackay, Ofek & Gal-Yam (2016) with the PSFs of both images, the
+    flux scale and background of the kernel: D has white noise, the score is S_corr.
 
     Raises
     ------
@@ -87,6 +99,8 @@ class Difference(Stage[DifferenceConfig]):
         for role, e in (("science", science), ("reference", reference)):
             if e.variance is None or e.psf is None:
                 raise InputError(f"difference: the {role} image has no {'variance' if e.variance is None else 'PSF'}")
+        if self.config.method == "zogy":
+            return self._zogy(ctx, science, reference, kernel)
         forward = kernel.direction == "reference"
         moved, fixed = (reference, science) if forward else (science, reference)
         good_moved, good_fixed = moved.good(), fixed.good()
@@ -130,6 +144,47 @@ class Difference(Stage[DifferenceConfig]):
         picture = convolved.image if forward else fixed.image * np.float32(scale)
         matched = reference.with_(image=picture, variance=None, psf=None, unit=science.unit, wcs=science.wcs)
         return {"difference": difference, "whitened": whitened, "score": score_plane, "matched": matched}
+
+    def _zogy(self, ctx: Context, science: Exposure, reference: Exposure, kernel: MatchKernel) -> dict[str, Any]:
+        total = float(kernel.at(*kernel.domain.centre).sum())
+        ratio = total if kernel.direction == "reference" else 1 / total
+        rho = (kernel.noise or pair_noise(science, reference)).correlations(ratio)
+        error = self.config.registration_error
+        if error is None:
+            error = float(np.nan_to_num(kernel.quality.get("registration_rms", 0.0)))
+        made = proper_difference(
+            science, reference, kernel, rho, self.config.lost_weight, self.config.leak, error
+        )  # fmt: skip
+        ctx.metric("method", "zogy")
+        ctx.metric("registration_error_px", error)
+        mask, planes = self._proper_mask(science, reference, made)
+        self._report(ctx, made.image, made.variance, made.score, made.usable, rho[0], rho[1], True)
+        common = {"mask": mask, "planes": planes}
+        difference = science.with_(image=made.image, variance=made.variance, psf=made.psf, **common)
+        score_plane = science.with_(image=made.score, variance=None, psf=None, unit=u.dimensionless_unscaled, **common)
+        scaled = reference.image * np.float32(ratio)
+        matched = reference.with_(image=scaled, variance=None, psf=None, unit=science.unit, wcs=science.wcs)
+        return {"difference": difference, "whitened": difference, "score": score_plane, "matched": matched}
+
+    def _proper_mask(self, science: Exposure, reference: Exposure, made: Proper) -> tuple[Array, MaskPlanes]:
+        """Bits of both images by name, the reference's as ``*_TEMPLATE``, each carried to what its filter spoils."""
+        xp = science.backend.xp
+        template = {n: f"{n}_TEMPLATE" for n in reference.planes}
+        planes = science.planes.union([*template.values(), "EDGE_TEMPLATE", "EDGE", "NO_DATA"])
+        mask = xp.zeros(science.shape, np.int32)
+        everywhere = xp.ones(science.shape, bool)
+        for exposure, rename, reached, edge in (
+            (science, {}, made.reached_science, "EDGE"),
+            (reference, template, made.reached_reference, "EDGE_TEMPLATE"),
+        ):
+            own = xp.zeros(science.shape, np.int32) if exposure.mask is None else exposure.mask
+            usable = made.usable if exposure is reference else everywhere
+            mask = merge_masks(
+                own, mask, exposure.planes.renumbered(planes, rename), planes.renumbered(planes),
+                exposure.planes.bit(*INVALID), reached, usable, made.reach, planes.invalid, planes.bit(edge),
+                planes.bit("NO_DATA"),
+            )  # fmt: skip
+        return mask, planes
 
     def _mask(
         self,

@@ -60,7 +60,7 @@ def score(
     beyond = max(psfs.shape[-1] // 2 - 2 * reach, 0)
     psfs = psfs[:, beyond : psfs.shape[1] - beyond, beyond : psfs.shape[2] - beyond]
     around = kernels.shape[-1] // 2 + 2 * reach
-    fixed, moved = _sky_levels(planes, grid, around)
+    fixed, moved = sky_levels(planes, grid, around)
     made, own = score_image(
         planes, Kernels(kernels, psfs, fixed, moved, correlation_fixed, correlation_moved, reach), grid, devices
     )
@@ -68,7 +68,7 @@ def score(
     return made[0], made[1], made[2], GridPsf(own, x[:nx], y[::nx])
 
 
-def _sky_levels(planes: Planes, grid: TileGrid, around: int) -> Array:
+def sky_levels(planes: Planes, grid: TileGrid, around: int) -> Array:
     """Median variance of the usable pixels in and around each tile, of the fixed and the moved image: float64 (2, n).
 
     A tile without usable pixels gets the mean of the others: its output is NaN anyway.

@@ -20,6 +20,7 @@ from skydelta.kernels.normal_equations import BUDGET, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
+from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
 from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
@@ -139,7 +140,8 @@ class Match(Stage[MatchConfig]):
             kernel = self._stored(ctx, stored, sharp, broad, stars[direction], widths[other], widths[direction])
         for name, value in widths.items():
             ctx.metric(f"fwhm_{name}_px", value)
-        return {"kernel": replace(kernel, noise=noise)}
+        quality = {**kernel.quality, "registration_rms": check.rms}
+        return {"kernel": replace(kernel, noise=noise, quality=quality)}
 
     def _stored(
         self,
@@ -161,6 +163,7 @@ class Match(Stage[MatchConfig]):
             stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
             weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
             chi2 = stamp_chi2(residuals(kernel, stamps, chosen), weight)
+            field_quality(ctx, kernel, stamps, chosen, weight)
         kernel = replace(kernel, **_judged(chosen, chi2, np.zeros(len(chosen), bool), kernel.sums(chosen.x, chosen.y)))
         _report(ctx, kernel, slope, width)
         return kernel
@@ -260,6 +263,7 @@ class Match(Stage[MatchConfig]):
             result = fit(sums, phi, free, fitted & ~varied, self.config.clip)
             kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
         ctx.metric("stamps_changed", int(varied.sum()))
+        field_quality(ctx, kernel, stamps, chosen, weight)
         _report(ctx, kernel, slope, width)
         if result.shared:
             ctx.flag(
