@@ -4,8 +4,8 @@
 python benchmarks/subtract.py [--size 2048] [--seed 1] [--out FILE.json]
 
 Arrays in memory, simulated pair on one grid, sky subtracted and PSFs measured before the clock starts; CPU seconds of
-the whole process, second pass. ``match`` fits the kernel; ``difference`` applies it, with variance, mask and SNR. Quality
-is against the simulator's truth: changes of S/N 5 or more found within 3 px, forced flux over true flux above S/N 10.
+the whole process, second pass. ``match`` fits the kernel, ``difference`` applies it: variance, mask and SNR too. Found
+are changes of S/N 5 or more within 3 px of the truth of the simulator; flux ratio is forced over true above S/N 10.
 """
 
 import argparse
