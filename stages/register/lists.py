@@ -12,6 +12,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import binom
 
 from skydelta.errors import AlgorithmError
+from skydelta.kernels.polynomial import count_terms
 from skydelta.stages.register.patterns import (
     SHORT,
     Candidates,
@@ -35,12 +36,12 @@ CHANCE = -10.0
 SHARE = (0.3, 0.04)
 """Share of the stars in the overlap that have a partner: at least, in one image and in the other."""
 
-FEW_SHARE = 0.6
+FEW_SHARE = 0.75
 """The first of these where there are fewer than `FEW` pairs."""
 
 FEW = 10
 
-WORST_ERROR = 0.6
+WORST_ERROR = 0.5
 """Largest predicted error of the map anywhere in the overlap, px of the second image."""
 
 UNFITTED = 3.0
@@ -57,6 +58,12 @@ MANY = 30
 
 FEW_UNFITTED = 0.67
 """Factor of the held-out residual of fewer pairs."""
+
+SPARSE = 60
+"""Pairs below which a further order, which they do not ask for, must not change the map much."""
+
+SPARE = 3
+"""Pairs more than terms that such an order needs to be looked at."""
 
 RIVAL = 0.5
 """Another solution with this share of the pairs makes the field ambiguous."""
@@ -412,6 +419,7 @@ class _Search:
         worst = np.inf
         if fit is not None and common.any():
             worst = float(model.error(self.grid[:, common]).max()) + UNFITTED * self._unfitted(fit, i, j)
+            worst = max(worst, self._doubt(fit, i, j, self.grid[:, common]))
         share = len(i) / max(n_a, 1), len(j) / max(n_b, 1)
         p = min(1.0, n_b / area * np.pi * tolerance**2)
         beside = self._beside(moved, i, j)
@@ -459,6 +467,19 @@ class _Search:
             return FEW_UNFITTED * float(np.sqrt(max(0.0, fit.held_out - alone)))
         alike = (clipped * clipped[:, near]).sum() / max((clipped**2).sum(), 1e-24)
         return float(np.sqrt(max(0.0, min(excess, fit.sigma**2 * (alike + 1 / np.sqrt(len(i)))))))
+
+    def _doubt(self, fit: Fit, i: np.ndarray, j: np.ndarray, grid: np.ndarray) -> float:
+        """How far few pairs leave the next two orders free to depart from the map, root mean square over the overlap.
+
+        A distortion that they do not show may still be there between and beyond them.
+        """
+        most, here = 0.0, fit.map(grid)
+        for order in range(fit.map.order + 1, min(fit.map.order + 2, self.highest_order) + 1):
+            if len(i) >= SPARSE or len(i) < count_terms(order) + SPARE:
+                break
+            other = fit_map(self.at_a[:, i], self.at_b[:, j], order).map(grid)
+            most = max(most, float(np.sqrt(((other - here) ** 2).sum(axis=0).mean())))
+        return most
 
     def _beside(self, moved: np.ndarray, i: np.ndarray, j: np.ndarray) -> float:
         """Stars of both lists without a partner that lie near each other, less those that do so by chance.
