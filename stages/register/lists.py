@@ -27,7 +27,7 @@ from skydelta.stages.register.planemap import Fit, PlaneMap, best_order, fit_map
 SCALES = (0.4, 2.5)
 """Pixel scales of the two images relative to each other that are believed."""
 
-FEWEST = 5
+FEWEST = 6
 """Pairs that a solution needs at least."""
 
 CHANCE = -10.0
@@ -438,6 +438,10 @@ class _Search:
                 f"only {len(i)} pairs of {n_a} and {n_b} stars in the overlap",
             ),
             (not rms <= self.worst_rms, f"{len(i)} pairs scatter by {rms:.2f} px, {self.worst_rms:g} are allowed"),
+            (
+                model.order > 0 and len(i) < count_terms(2) + SPARE,
+                f"{len(i)} pairs ask for more than a similarity, and are too few to tell a distortion",
+            ),
             (
                 beside > LEFT_BESIDE[0] + LEFT_BESIDE[1] * len(i),
                 f"{len(i)} pairs fit, but {beside:.0f} stars more than by chance lie beside others without being pairs",

@@ -60,7 +60,7 @@ def test_random_pairs_are_solved_or_refused_but_never_wrong(figure):
             assert r["said"]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
 def test_too_few_stars_are_refused_with_numbers(rng, number):
     at = rng.uniform(0, SIDE, (2, number))
     with pytest.raises(AlgorithmError, match=f"too few stars: {number} in the image") as e:
@@ -68,7 +68,7 @@ def test_too_few_stars_are_refused_with_numbers(rng, number):
     assert e.value.numbers == {"stars_image": number, "stars_onto": number, "matched": 0}
 
 
-@pytest.mark.parametrize("number", [5, 6, 8, 10])
+@pytest.mark.parametrize("number", [6, 8, 10])
 def test_few_stars_are_right_or_refused(number):
     for seed in range(8):
         rng = np.random.default_rng(seed)

@@ -215,8 +215,8 @@ def test_too_few_stars_in_images_fail_with_numbers(number):
         out, _ = run(support_stars.observe(rng, model), other)
     except AlgorithmError as e:
         assert e.numbers["stars_image"] == number
-        assert e.numbers["matched"] == 0 or number == 5
-    else:  # five stars are enough, if the answer is right; a shift may come from the light of fewer
+        assert e.numbers["matched"] == 0
+    else:  # a shift may come from the light of few, if it is right
         shift = np.array(out["onto"].wcs.all_world2pix(*out["registered"].wcs.all_pix2world(250, 250, 0), 0)) - 250
         np.testing.assert_allclose(shift, (-25, 40), atol=0.6)
 
