@@ -17,7 +17,7 @@ from skydelta.errors import ConfigError, InputError
 from skydelta.io.storage import write_bytes
 
 FLAGS: dict[str, tuple[int, str]] = {
-    "NEGATIVE": (0, "fainter than in the reference"),
+    "NEGATIVE": (0, "fainter than in the reference, or below the sky"),
     "DIPOLE": (1, "a positive and a negative lobe side by side"),
     "BLENDED": (2, "shares its footprint with another object"),
     "EDGE": (3, "next to the edge of the usable area"),
@@ -165,6 +165,26 @@ class Catalog(QTable):
         except (OSError, ValueError) as e:
             raise InputError(f"{path}: cannot be read as a catalogue ({e})") from None
         raise InputError(f"{path}: catalogues are read from .ecsv, .parquet and .vot, not {path.suffix!r}")
+
+    @classmethod
+    def of_file(cls, path: str | Path) -> Catalog:
+        """A table of any kind that `load` or astropy reads by its suffix: .ecsv, .csv, .fits, .parquet, .vot, ...
+
+        Raises
+        ------
+        InputError
+            The file is missing or no table.
+        """
+        path = Path(path)
+        if path.suffix in (".ecsv", ".parquet", ".vot"):
+            return cls.load(path)
+        kind = {"format": "ascii.csv"} if path.suffix == ".csv" else {}
+        try:
+            return cls(Table.read(path, **kind))
+        except Exception as e:  # every reader has errors of its own
+            raise InputError(
+                f"{path}: cannot be read as a table ({str(e).splitlines()[0] if str(e) else e!r})"
+            ) from None
 
 
 def _ecsv(table: Catalog) -> bytes:

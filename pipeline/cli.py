@@ -17,6 +17,7 @@ COMMANDS = (
     "difference",
     "register",
     "align",
+    "detect",
     "run",
     "check",
     "inspect",

@@ -19,6 +19,7 @@ _PUBLIC: dict[str, str] = {
     "FitResult": "skydelta.stages.stampfit:FitResult",
     "MaskPlanes": "skydelta.io.planes:MaskPlanes",
     "MatchKernel": "skydelta.io.matchkernel:MatchKernel",
+    "detect": "skydelta.stages.findsources:detect",
     "fit": "skydelta.stages.stampfit:fit",
     "open": "skydelta.io.fits.reader:open_file",
     "read": "skydelta.io.read:read",
@@ -29,7 +30,7 @@ _PUBLIC: dict[str, str] = {
     "simulate": "skydelta.pipeline.simulate:simulate",
 }
 
-_STAGES = ("background", "register", "align", "psf", "match", "difference", "detect", "stack")
+_STAGES = ("background", "register", "align", "psf", "match", "difference", "stack", "sources")
 """Stages that are functions here: inputs by position or name, settings by keyword."""
 
 __all__ = ["__version__", *_PUBLIC, *_STAGES]  # noqa: PLE0604

@@ -87,14 +87,14 @@ class Detect(Stage[DetectConfig]):
     ) -> dict[str, Any]:
         if score is not None and score.shape != image.shape:
             raise InputError(f"detect: the score is {score.shape}, the image {image.shape}")
-        snr = score.image if score is not None else _white_score(image)
+        snr = score.image if score is not None else white_score(image)
         labels, area = components(snr, self.config.threshold)
         y, x, value = extrema(snr, self.config.threshold)
-        width = fwhm(image.psf.at(*_middle(image))) if image.psf is not None else 3.0
+        width = fwhm(image.psf.at(*middle_of(image))) if image.psf is not None else 3.0
         patches, label, area = _looked_up(snr, labels, area, y, x)
         own = _significant(snr, y, x, value, label, self.config.threshold)
         y, x, value, label, patches = y[own], x[own], value[own], label[own], patches[own]
-        dy, dx = _subpixel(patches * np.sign(value)[:, None, None])
+        dy, dx = subpixel(patches * np.sign(value)[:, None, None])
         footprints = Footprints(labels, area, label, y, x)
         objects = _pair(y + dy, x + dx, value, footprints, width, self.config.dipole_ratio)
         flags = self._flags(image, objects, area, label, width)
@@ -111,24 +111,31 @@ class Detect(Stage[DetectConfig]):
         per_label = np.bincount(label, minlength=len(area))
         flags |= np.where(per_label[o.label] > 1, bits("BLENDED"), 0)
         flags |= np.where(area[o.label] > LARGE * width**2, bits("LARGE"), 0)
-        if len(o.x) and image.mask is not None:
-            reach = max(2, round(width / 2))
-            near = to_host(cutouts(image.mask, np.rint(o.x), np.rint(o.y), reach, -1))
-            beyond = near < 0
-            found = np.bitwise_or.reduce(np.where(beyond, 0, near), axis=(1, 2))
-            planes = image.planes
-            edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
-            for name, wanted in (
-                ("EDGE", edge),
-                ("SATURATED", planes.bit("SAT")),
-                ("SATURATED_TEMPLATE", planes.bit("SAT_TEMPLATE")),
-                ("MASKED", planes.invalid & ~edge),
-            ):
-                hit = (found & wanted) != 0
-                if name == "EDGE":
-                    hit |= beyond.any(axis=(1, 2))
-                flags |= np.where(hit, bits(name), 0)
-        return flags.astype(np.int32)
+        return (flags | mask_flags(image, o.x, o.y, width)).astype(np.int32)
+
+
+def mask_flags(image: Exposure, x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
+    """Flags of what the mask says about half of ``width`` px around positions, and of the image's edge: int (n,)."""
+    flags = np.zeros(len(x), int)
+    if not len(x) or image.mask is None:
+        return flags
+    reach = max(2, round(width / 2))
+    near = to_host(cutouts(image.mask, np.rint(x), np.rint(y), reach, -1))
+    beyond = near < 0
+    found = np.bitwise_or.reduce(np.where(beyond, 0, near), axis=(1, 2))
+    planes = image.planes
+    edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
+    for name, wanted in (
+        ("EDGE", edge),
+        ("SATURATED", planes.bit("SAT")),
+        ("SATURATED_TEMPLATE", planes.bit("SAT_TEMPLATE")),
+        ("MASKED", planes.invalid & ~edge),
+    ):
+        hit = (found & wanted) != 0
+        if name == "EDGE":
+            hit |= beyond.any(axis=(1, 2))
+        flags |= np.where(hit, bits(name), 0)
+    return flags
 
 
 @dataclass(frozen=True)
@@ -182,11 +189,11 @@ def _report_signs(ctx: Context, catalog: Catalog) -> None:
         )
 
 
-def _middle(image: Exposure) -> tuple[float, float]:
+def middle_of(image: Exposure) -> tuple[float, float]:
     return (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
 
 
-def _white_score(image: Exposure) -> Array:
+def white_score(image: Exposure) -> Array:
     if image.variance is None or image.psf is None:
         missing = "variance" if image.variance is None else "PSF"
         raise InputError(f"detect: the image has no {missing} and no score was given")
@@ -269,7 +276,7 @@ def _nearest_higher(y: np.ndarray, x: np.ndarray, height: np.ndarray, label: np.
     return nearest
 
 
-def _subpixel(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def subpixel(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Offset of the maximum of the least-squares quadratic through 3 x 3 pixels, at most 0.7 px an axis."""
     p = np.where(np.isfinite(p), p, np.nanmin(p, axis=(1, 2), keepdims=True)) if len(p) else p
     gx = (p[:, :, 2] - p[:, :, 0]).sum(1) / 6

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from astropy import units as u
+from pydantic import Field
 from scipy.spatial import cKDTree
 
 from skydelta.errors import InputError
@@ -52,7 +53,11 @@ SIDES = (15, 31)
 
 
 class FitConfig(StageConfig):
-    """Nothing to choose: models compete by their BIC."""
+    """Which models compete; their BIC decides."""
+
+    dipoles: bool = Field(
+        True, description="Try two opposite lobes too; false for an image that is no difference, where none exist."
+    )
 
 
 class Fit(Stage[FitConfig]):
@@ -87,8 +92,9 @@ class Fit(Stage[FitConfig]):
         width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
         side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
         found, sigma = Detections.of(catalog), width / 2.3548
-        stamps = lru_cache(1)(_Cutter(image, found, side))
-        rows = _fit(stamps, sigma, np.arange(len(catalog)), None)
+        stamps = lru_cache(1)(Cutter(image, found, side))
+        tried = sigma if self.config.dipoles else None
+        rows = _fit(stamps, tried, np.arange(len(catalog)), None)
         pairs, light = _neighbours(found, side), None
         changed = np.ones(len(catalog), bool)
         # the faint of two neighbours would be fitted to the light of the other: take that away, brightest first
@@ -100,7 +106,7 @@ class Fit(Stage[FitConfig]):
             if changed.any():
                 light = Light(others, rows)
                 again = np.flatnonzero(changed)
-                rows = _replaced(rows, again, _fit(stamps, sigma, again, light))
+                rows = _replaced(rows, again, _fit(stamps, tried, again, light))
         _settle(stamps, sigma, rows, light)
         out = _catalog(image, catalog, rows)
         dipole = rows["model"] == "dipole"
@@ -155,7 +161,7 @@ class Light:
     rows: dict[str, np.ndarray]
 
 
-class _Cutter:
+class Cutter:
     """Cuts the stamps of the batch that begins at a row, on the image's device, less the light of neighbours."""
 
     def __init__(self, image: Exposure, found: Detections, side: int) -> None:
@@ -210,8 +216,8 @@ def _batches(wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         yield int(first), wanted[(wanted >= first) & (wanted < first + BATCH)] - first
 
 
-def _fit(stamps: Source, sigma: float, wanted: np.ndarray, light: Light | None) -> dict[str, np.ndarray]:
-    """Columns of the rows ``wanted``."""
+def _fit(stamps: Source, sigma: float | None, wanted: np.ndarray, light: Light | None) -> dict[str, np.ndarray]:
+    """Columns of the rows ``wanted``; dipoles are tried with the PSF's ``sigma``, px, where that is given."""
     parts = [_measure(stamps(first, light), batch, sigma) for first, batch in _batches(wanted)]
     parts = parts or [_measure(stamps(0, light), wanted, sigma)]
     if len(parts) == 1:
@@ -261,14 +267,14 @@ def _without(stamps: Stamps, first: int, light: Light) -> Stamps:
     return replace(stamps, data=subtract_lobes(stamps.data, stamps.weight, stamps.psf, ends, lobes[known]))
 
 
-def _measure(stamps: Stamps, row: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
+def _measure(stamps: Stamps, row: np.ndarray, sigma: float | None) -> dict[str, np.ndarray]:
     """Both models of the stamps ``row``, the choice between them, and all measured columns; positions in the image."""
     psf = stamps.fit(stamps.start[row, None], row)
     rows = single_columns(psf)
     expected = np.maximum(psf.pixels - PSF_FREE, 1)
     tried = np.isfinite(stamps.lobes[row]).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
-    if len(tried):
+    if len(tried) and sigma is not None:
         _dipoles(stamps, row[tried], psf.take(tried), tried, sigma, rows)
     for k, axis in enumerate("xy"):
         for name in (axis, f"{axis}_pos", f"{axis}_neg"):

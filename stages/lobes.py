@@ -126,6 +126,26 @@ def fit_dipoles(stamps: Stamps, row: np.ndarray, moment: np.ndarray, sigma: floa
     return fits.take(best_of(fits, len(row)))
 
 
+def forced_fit(stamps: Stamps, places: np.ndarray) -> tuple[LobeFit, int]:
+    """Fluxes and background with the lobes held at ``places`` (n, k, 2), and the number of free parameters.
+
+    The covariance is that of the linear parameters, zero for positions.
+    """
+    found = stamps.fit(places, np.arange(len(places)), limit=1)
+    size = found.covariance.shape[1]
+    linear = np.r_[np.arange(0, size - 1, 3), size - 1]
+    # the covariance of some with the others held fast is the inverse of a part of the inverse
+    single = places.shape[1] == 1
+    whole, part = (found.moment_covariance, np.array([0, 3])) if single else (found.covariance, linear)
+    covariance, known = np.zeros_like(found.covariance), np.isfinite(whole).all(axis=(1, 2))
+    held = np.linalg.inv(np.linalg.inv(whole[known])[:, part[:, None], part])
+    covariance[np.flatnonzero(known)[:, None, None], linear[:, None], linear] = held
+    covariance[~known] = np.nan
+    status = np.where(found.status == Status.MAX_EVALUATIONS, Status.CONVERGED, found.status)
+    status = np.where(known | (status != Status.CONVERGED), status, Status.SINGULAR).astype(np.int32)
+    return replace(found, covariance=covariance, status=status), len(linear)
+
+
 def undetermined(dipole: LobeFit) -> np.ndarray:
     """bool (n,): the lobes are not determined one by one."""
     return ~(dipole.errors[:, [1, 2, 4, 5]].max(axis=1) < LOBE_ERROR)

@@ -29,6 +29,7 @@ BUILTIN = {
     "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",
     "stack": "skydelta.stages.stack:Stack",
+    "sources": "skydelta.stages.sources:Sources",
 }
 """Built-in stages in the order of the main job, then the others; listing them imports nothing."""
 

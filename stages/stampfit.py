@@ -26,6 +26,7 @@ from skydelta.stages.lobes import (
     best_of,
     dipole_columns,
     fit_dipoles,
+    forced_fit,
     linear_dipole,
     positive_first,
     status_flags,
@@ -515,24 +516,10 @@ def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, kn
 
 def _forced(own: Stamps, model: str, known: bool) -> _Found:
     """Fluxes and background at the given places: linear, errors for held positions."""
-    row = np.arange(len(own.start))
     if model == "dipole" and not np.isfinite(own.lobes).all():
         raise ConfigError("fit: forced dipoles need the places of both lobes, start of shape (n, 2, 2)")
-    places = own.start[:, None] if model == "point" else own.lobes
-    found = own.fit(places, row, limit=1)
-    size = found.covariance.shape[1]
-    linear = np.r_[np.arange(0, size - 1, 3), size - 1]
-    # the covariance of the others with some held fast is the inverse of a part of the inverse
-    whole = found.moment_covariance if model == "point" else found.covariance
-    take = np.array([0, 3]) if model == "point" else linear
-    covariance, held = np.zeros_like(found.covariance), np.isfinite(whole).all(axis=(1, 2))
-    part = np.linalg.inv(np.linalg.inv(whole[held])[:, take[:, None], take])
-    covariance[np.flatnonzero(held)[:, None, None], linear[:, None], linear] = part
-    covariance[~held] = np.nan
-    status = np.where(found.status == Status.MAX_EVALUATIONS, Status.CONVERGED, found.status)
-    status = np.where(held | (status != Status.CONVERGED), status, Status.SINGULAR).astype(np.int32)
-    found = replace(found, covariance=covariance, status=status)
-    return _Found(_calibrated(found, len(linear), known), len(linear), known, np.zeros(len(row), bool))
+    found, free = forced_fit(own, own.start[:, None] if model == "point" else own.lobes)
+    return _Found(_calibrated(found, free, known), free, known, np.zeros(len(own.start), bool))
 
 
 def _joined(*fits: LobeFit) -> LobeFit:

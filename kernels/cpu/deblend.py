@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Numba twin of the peak tree: one flood from the brightest pixel down, union-find of branches and of objects."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skydelta.kernels.cpu.jit import inline, serial
+
+
+@inline
+def _root(parent, i):
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i
+
+
+@serial
+def _flood(order, where, pixel, width, label, light, noise, significance, contrast, owner):
+    """Fill ``owner``: the pixel (rank in ``order``) that leads the object of each rank; ``where`` is pixel to rank + 1.
+
+    A branch is led by its brightest pixel. Objects are merged into the one they touch when their branch turns out not
+    to count.
+    """
+    n = len(order)
+    height = len(where) // width
+    branch, total, count = np.arange(n), np.empty(n), np.ones(n, np.int64)
+    several = np.zeros(n, np.bool_)
+    # light and pixels of each object, kept at the pixel that leads it
+    own, area = np.zeros(n), np.zeros(n, np.int64)
+    ranks, roots = np.empty(8, np.int64), np.empty(8, np.int64)
+    for r in range(n):
+        i = order[r]
+        total[r], owner[r] = light[i], r
+        y, x = pixel[i] // width, pixel[i] % width
+        # neighbours that were flooded before, brightest first
+        m = 0
+        for dy in range(-1, 2):
+            for dx in range(-1, 2):
+                if not (0 <= y + dy < height and 0 <= x + dx < width):
+                    continue
+                k = where[pixel[i] + dy * width + dx] - 1
+                if k < 0 or k >= r or label[order[k]] != label[i]:
+                    continue
+                at = m
+                while at > 0 and ranks[at - 1] > k:
+                    ranks[at] = ranks[at - 1]
+                    at -= 1
+                ranks[at] = k
+                m += 1
+        if m == 0:
+            own[r], area[r] = light[i], 1
+            continue
+        owner[r] = ranks[0]
+        for j in range(m):
+            roots[j] = _root(branch, ranks[j])
+        best = roots[0]
+        for j in range(1, m):
+            best = min(best, roots[j])
+        # where each branch is touched: at its brightest neighbour of this pixel
+        to = -1
+        for j in range(m):
+            if roots[j] == best:
+                to = ranks[j]
+                break
+        for j in range(m):
+            lower = _root(branch, ranks[j])
+            higher = _root(branch, best)
+            if lower == higher:
+                continue
+            if lower < higher:
+                lower, higher = higher, lower
+            peak, level = light[order[lower]], light[i]
+            above = total[lower] - count[lower] * level
+            a, b = _root(owner, ranks[j]), _root(owner, to)
+            other = own[b] - area[b] * level
+            counts = peak - level > significance * noise[order[lower]] and above > contrast * other
+            # what holds an object besides its own peak counts in any case
+            if counts or several[lower]:
+                several[higher] = True
+            else:
+                # the bump belongs to the object it stands on
+                owner[a] = b
+                own[b] += own[a]
+                area[b] += area[a]
+            branch[lower] = higher
+            total[higher] += total[lower]
+            count[higher] += count[lower]
+        top = _root(branch, best)
+        branch[r] = top
+        lead = _root(owner, r)
+        own[lead] += light[i]
+        area[lead] += 1
+        total[top] += total[r]
+        count[top] += 1
+    for r in range(n):
+        owner[r] = _root(owner, r)
+
+
+def peak_tree(
+    pixel: np.ndarray,
+    width: int,
+    height: int,
+    label: np.ndarray,
+    light: np.ndarray,
+    noise: np.ndarray,
+    significance: float,
+    contrast: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-light, kind="stable")
+    where = np.zeros(width * height, np.int32)
+    where[pixel[order]] = np.arange(1, len(order) + 1)
+    owner = np.empty(len(order), np.int64)
+    _flood(order, where, pixel, width, label, light, noise, significance, contrast, owner)
+    leader = np.empty(len(order), np.int64)
+    leader[order] = order[owner]
+    peaks, segment = np.unique(leader, return_inverse=True)
+    # numbered in raster order of their peaks
+    number = np.argsort(pixel[peaks], kind="stable")
+    place = np.empty(len(number), np.int64)
+    place[number] = np.arange(len(number))
+    return peaks[number], place[segment]

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources of any image: found in the signal-to-noise map, split along their peaks, fitted and measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from astropy import units as u
+from pydantic import Field
+
+from skydelta.errors import InputError
+from skydelta.io.catalog import Catalog, bits
+from skydelta.io.exposure import Exposure
+from skydelta.io.psf import fwhm
+from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.convolve import gaussian_taps
+from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.deblend import peak_tree
+from skydelta.kernels.detect import components
+from skydelta.kernels.fit import Status
+from skydelta.kernels.stars import smooth_masked
+from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.detect import LARGE, mask_flags, middle_of, sky_positions, subpixel, white_score
+from skydelta.stages.fit import BATCH, Cutter, Detections, Fit
+from skydelta.stages.lobes import forced_fit, status_flags
+from skydelta.stages.measure import Measurer, isophotal
+
+SHARP = 0.47
+"""Gaussian sigma that the light is smoothed by before it is split, in that of the PSF.
+
+By simulation the least with which noise splits no source; under the PSF itself, as in the signal-to-noise map, pairs
+closer than 1.2 FWHM run into one."""
+
+SIGNIFICANCE = 2.0
+"""A peak must stand this many times the noise of the smoothed light above the saddle to its neighbour."""
+
+FITTED = (
+    "flux", "flux_err", "x_err", "y_err", "background", "chi2", "dof", "sharpness",
+)  # fmt: skip
+"""Columns that the fit of the PSF gives."""
+
+
+class SourcesConfig(StageConfig):
+    """What counts as a source, and how it is measured."""
+
+    threshold: float = Field(5.0, gt=0, description="Signal-to-noise of the faintest pixel of a footprint.")
+    contrast: float = Field(
+        0.002,
+        ge=0,
+        le=1,
+        description="Light of a peak above the saddle to its neighbour, over that of the neighbour there, from which "
+        "on it is a source of its own.",
+    )
+    negative: bool = Field(False, description="Find sources below the sky too.")
+    apertures: tuple[float, ...] = Field(
+        (), description="Radii of circular apertures, px; 1, 1.5 and 2 times the FWHM of the PSF if none."
+    )
+
+
+class Sources(Stage[SourcesConfig]):
+    """Every source of a sky-subtracted image with its flux, place and shape, or the fluxes at given positions.
+
+    Pixels whose matched filter is above the threshold form footprints; these are split along the tree of the peaks of
+    their light. Each source is fitted with the local PSF and a constant, the light of its neighbours taken away, and
+    measured in circular and Kron apertures, without the pixels of its neighbours.
+
+    Raises
+    ------
+    InputError
+        The image has no variance or no PSF, or positions are no positions.
+    """
+
+    name = "sources"
+    version = 1
+    inputs = {
+        "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
+        "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
+    }
+    outputs = {"catalog": Port(Catalog, "one row for each source")}
+
+    def halo(self) -> int:
+        return 64
+
+    def memory(self, shape: tuple[int, int]) -> int:
+        return shape[0] * shape[1] * 4 * 8
+
+    def run(  # type: ignore[override]
+        self, ctx: Context, *, image: Exposure, positions: Catalog | None = None
+    ) -> dict[str, Any]:
+        if image.variance is None or image.psf is None:
+            raise InputError(f"sources: the image has no {'variance' if image.variance is None else 'PSF'}")
+        width = fwhm(to_host(image.psf.at(*middle_of(image))))
+        if image.wcs is not None:
+            try:
+                sky_positions(image, np.zeros(1), np.zeros(1))
+            except InputError as e:
+                ctx.flag("no_sky_positions", f"ra and dec are unknown: {e}")
+                image = image.with_(wcs=None)
+        if image.mask is None:
+            image = image.with_(mask=image.backend.xp.zeros(image.shape, np.int32))
+        radii = self.config.apertures or tuple(round(k * width, 2) for k in (1.0, 1.5, 2.0))
+        if min(radii) <= 0:
+            raise InputError(f"sources: an aperture of radius {min(radii):g} px; above 0 is needed")
+        if positions is None:
+            catalog = self._found(image, width, radii)
+        else:
+            catalog = self._forced(image, width, radii, positions)
+        ctx.metric("sources", len(catalog))
+        ctx.metric("threshold", self.config.threshold)
+        ctx.metric("fwhm_px", width)
+        ctx.metric("apertures_px", list(radii))
+        return {"catalog": catalog}
+
+    def _found(self, image: Exposure, width: float, radii: tuple[float, ...]) -> Catalog:
+        found = find(image, width, self.config.threshold, self.config.contrast, self.config.negative)
+        n, sign = len(found.x), np.sign(found.snr)
+        flags = np.where(sign < 0, bits("NEGATIVE"), 0)
+        flags |= np.where(np.bincount(found.label, minlength=1)[found.label] > 1, bits("BLENDED"), 0)
+        flags |= np.where(found.shape["npix"] > LARGE * width**2, bits("LARGE"), 0)
+        flags |= mask_flags(image, found.x, found.y, width)
+        columns: dict[str, np.ndarray] = {"id": np.arange(1, n + 1), "x": found.x, "y": found.y}
+        columns |= {"ra": np.full(n, np.nan), "dec": np.full(n, np.nan), "snr": found.snr, "flags": flags}
+        columns |= dict.fromkeys(("x_pos", "y_pos", "x_neg", "y_neg"), np.full(n, np.nan))
+        fitted = Fit(dipoles=False).run(Context(image.backend), image=image, catalog=Catalog.of(columns, {}))["catalog"]
+        fit = {
+            name: np.asarray(getattr(c, "value", c)) for name, c in zip(fitted.colnames, fitted.values(), strict=True)
+        }
+        # a fit that left its source is no measurement of it
+        stays = np.hypot(fit["x"] - found.x, fit["y"] - found.y) < max(2.0, width)
+        x, y = (np.where(stays, fit[a], getattr(found, a)) for a in "xy")
+        out = {name: np.where(stays, fit[name], np.nan) for name in FITTED}
+        lost = np.where(stays, fit["flags"], flags | bits("NO_FIT"))
+        measurer = Measurer(image, image.good(), found.segments)
+        shape = found.shape
+        out |= _measured(measurer, x, y, width, radii, sign)
+        out |= {name: sign * v if name in ("flux_iso", "peak") else v for name, v in shape.items()}
+        out |= measurer.krons(x, y, shape["a"], shape["b"], shape["theta"], sign)
+        out["roundness"] = (shape["x2"] - shape["y2"]) / (shape["x2"] + shape["y2"])
+        out["theta"] = np.degrees(shape["theta"])
+        start = {"id": columns["id"], "x": x, "y": y, "snr": found.snr, "flags": lost}
+        model = np.where(np.isfinite(out["flux"]), "psf", "none")
+        return _table(image, {**start, **out}, model, radii)
+
+    def _forced(self, image: Exposure, width: float, radii: tuple[float, ...], positions: Catalog) -> Catalog:
+        x, y = pixel_positions(image, positions)
+        n, (h, w) = len(x), image.shape
+        inside = (x > -0.5) & (y > -0.5) & (x < w - 0.5) & (y < h - 0.5)
+        # far positions are moved to where nothing is either
+        far = np.where(inside, 1.0, np.nan)
+        at = np.stack([np.where(inside, x, -1e6), np.where(inside, y, -1e6)], 1)
+        detections = Detections(at, np.full((n, 2, 2), np.nan), np.zeros(n))
+        cutter = Cutter(image, detections, min(max(2 * int(np.ceil(2.5 * width)) + 1, 15), 31))
+        parts = []
+        for first in range(0, n, BATCH):
+            stamps = cutter(first, None)
+            fit, free = forced_fit(stamps, stamps.start[:, None])
+            usable = fit.usable & (fit.status == Status.CONVERGED)
+            values = np.where(usable[:, None], fit.parameters, np.nan)
+            parts.append({
+                "flux": values[:, 0], "flux_err": np.where(usable, fit.errors[:, 0], np.nan),
+                "background": values[:, 3], "chi2": np.where(usable, fit.chi2, np.nan),
+                "dof": np.maximum(fit.pixels - free, 0).astype(float), "sharpness": fit.sharpness,
+                "flags": status_flags(fit.status) | np.where(usable, 0, bits("NO_FIT")),
+            })  # fmt: skip
+        names = ("flux", "flux_err", "background", "chi2", "dof", "sharpness", "flags")
+        out = {name: np.concatenate([p[name] for p in parts] or [np.zeros(0)]) for name in names}
+        out["flags"] = out["flags"].astype(int) | np.where(inside, 0, bits("EDGE"))
+        out["flags"] |= mask_flags(image, at[:, 0], at[:, 1], width)
+        out |= {"x": x, "y": y, "x_err": np.zeros(n), "y_err": np.zeros(n), "snr": out["flux"] / out["flux_err"]}
+        out["id"] = np.asarray(positions["id"]) if "id" in positions.colnames else np.arange(1, n + 1)
+        out |= _measured(Measurer(image, image.good()), x * far, y * far, width, radii, np.sign(out["flux"]))
+        return _table(image, out, np.where(np.isfinite(out["flux"]), "forced", "none"), radii)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Sources in raster order of their peaks.
+
+    Attributes
+    ----------
+    x, y : float64 (n,)
+        Sub-pixel maximum of the smoothed light, px.
+    snr : float64 (n,)
+        Highest of the matched filter at the peak, with the sign of the source.
+    label : int (n,)
+        Number of the footprint.
+    shape : dict of (n,)
+        As `isophotal` gives it.
+    segments : int32 (H, W)
+        Number of the source from 1, 0 outside; where the image is.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    snr: np.ndarray
+    label: np.ndarray
+    shape: dict[str, np.ndarray]
+    segments: Array
+
+
+def find(image: Exposure, width: float, threshold: float, contrast: float, negative: bool) -> Found:
+    """Sources of a sky-subtracted image with variance and PSF, whose FWHM is ``width`` px."""
+    backend, xp = image.backend, image.backend.xp
+    good, (h, w) = image.good(), image.shape
+    snr, variances = white_score(image), image.variance
+    assert variances is not None
+    labels, _ = components(snr if negative else xp.where(snr > 0, snr, np.float32(0)), threshold)
+    index = xp.flatnonzero(labels)
+    taps = gaussian_taps(max(SHARP * width / 2.3548, 0.2))
+    light = _smoothed(image.image, good, taps)
+    # what is looked at from here on are the pixels of footprints, on the host
+    flat = (labels, snr, light, image.image, variances)
+    label, score, smooth, value, variance = (to_host(p.ravel()[index]) for p in flat)
+    pixel, sign = to_host(index), np.sign(score).astype(float)
+    line = np.concatenate([taps[:0:-1], taps])
+    noise = np.sqrt(variance.astype(float)) * float((line**2).sum())
+    peak, segment = peak_tree(pixel, image.shape, label, smooth * sign, noise, SIGNIFICANCE, contrast)
+    n = len(peak)
+    y, x = np.divmod(pixel, w)
+    shape = isophotal(x, y, value * sign, variance, segment, n)
+    segments = xp.zeros(h * w, np.int32)
+    segments[index] = backend.asarray((segment + 1).astype(np.int32))
+    near = [to_host(cutouts(p, x[peak], y[peak], 1, np.nan)) * sign[peak, None, None] for p in (light, snr)]
+    dy, dx = subpixel(near[0])
+    highest = np.nanmax(near[1], axis=(1, 2)) if n else np.zeros(0)
+    return Found(x[peak] + dx, y[peak] + dy, highest * sign[peak], label[peak], shape, segments.reshape(h, w))
+
+
+def _smoothed(image: Array, good: Array, taps: np.ndarray) -> Array:
+    """Light smoothed over the usable pixels, 0 at the others."""
+    light = smooth_masked(image, good, taps)
+    if bool(good.all()):
+        return light
+    weight = smooth_masked(good.astype(np.float32), good, taps)
+    return light / (weight + (weight == 0))
+
+
+def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np.ndarray]:
+    """0-based x, y of the rows of a table that has them, or ra and dec (degrees, ICRS) instead.
+
+    Raises
+    ------
+    InputError
+        Neither, or ra and dec for an image without WCS.
+    """
+
+    def column(name: str, unit: u.UnitBase) -> np.ndarray:
+        values = positions[name]
+        own = getattr(values, "unit", None)
+        try:
+            numbers = u.Quantity(values).to_value(unit) if own is not None else values
+            return np.asarray(np.ma.filled(np.ma.asarray(numbers, float), np.nan), float)
+        except (ValueError, TypeError, u.UnitConversionError):
+            raise InputError(f"positions: column {name} holds no {unit} numbers") from None
+
+    if {"x", "y"} <= set(positions.colnames):
+        return column("x", u.pix), column("y", u.pix)
+    if not {"ra", "dec"} <= set(positions.colnames):
+        raise InputError(
+            f"positions: columns {', '.join(positions.colnames) or 'none'}; x and y or ra and dec are needed"
+        )
+    if image.wcs is None:
+        raise InputError("positions: ra and dec are given, but the image has no WCS; give x and y")
+    from astropy.coordinates import SkyCoord
+
+    ra, dec = column("ra", u.deg), column("dec", u.deg)
+    known = np.isfinite(ra + dec) & (np.abs(dec) <= 90)
+    sky = SkyCoord(np.where(known, ra, 0), np.where(known, dec, 0), unit="deg")
+    x, y = (np.asarray(a, float) for a in image.wcs.world_to_pixel(sky))
+    return np.where(known, x, np.nan), np.where(known, y, np.nan)
+
+
+def _measured(
+    measurer: Measurer, x: np.ndarray, y: np.ndarray, width: float, radii: tuple[float, ...], sign: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What is measured at any position."""
+    out = measurer.windowed(np.nan_to_num(x, nan=-1), np.nan_to_num(y, nan=-1), width, sign)
+    out = {name: np.where(np.isfinite(x), values, np.nan) for name, values in out.items()}
+    for k, radius in enumerate(radii, 1):
+        out[f"flux_aper_{k}"], out[f"flux_aper_{k}_err"], _ = measurer.circles(x, y, radius)
+    # the core alone, neighbours not counted as missing
+    out["masked_fraction"] = Measurer(measurer.image, measurer.good).circles(x, y, width)[2]
+    return out
+
+
+def sky_errors(image: Exposure, x: np.ndarray, y: np.ndarray, x_err: np.ndarray, y_err: np.ndarray) -> np.ndarray:
+    """Errors on the sky along ra and dec (2, n), degrees, of errors along x and y, px, by the local scale."""
+    out = np.full((2, len(x)), np.nan)
+    if image.wcs is None or not len(x):
+        return out
+    h = 0.5
+    steps = [sky_positions(image, x + dx, y + dy) for dx, dy in ((h, 0), (-h, 0), (0, h), (0, -h))]
+    slopes = []
+    for plus, minus in (steps[:2], steps[2:]):
+        turn = (plus[0] - minus[0] + 180) % 360 - 180
+        slopes.append((turn * np.cos(np.radians(plus[1])), plus[1] - minus[1]))
+    return np.stack([np.hypot(slopes[0][k] * x_err, slopes[1][k] * y_err) for k in range(2)])
+
+
+def _table(image: Exposure, columns: dict[str, np.ndarray], model: np.ndarray, radii: tuple[float, ...]) -> Catalog:
+    """The catalogue, with units."""
+    n, unit = len(columns["x"]), image.unit or u.dimensionless_unscaled
+    sky = np.full((2, n), np.nan)
+    known = np.isfinite(columns["x"] + columns["y"])
+    if image.wcs is not None and known.any():
+        sky[:, known] = sky_positions(image, columns["x"][known], columns["y"][known])
+    ra_err, dec_err = sky_errors(image, *(columns[c] for c in ("x", "y", "x_err", "y_err")))
+    named = {**columns, "ra": sky[0], "dec": sky[1], "ra_err": ra_err, "dec_err": dec_err, "model": model}
+    named["flags"] = np.asarray(columns["flags"]).astype(np.int32)
+    first = ("id", "x", "y", "ra", "dec", "flux", "flux_err", "snr", "model", "flags", "x_err", "y_err", "ra_err",
+             "dec_err")  # fmt: skip
+    ordered = {name: named[name] for name in first}
+    ordered |= {name: values for name, values in named.items() if name not in ordered}
+    units: dict[str, Any] = {}
+    for name, values in ordered.items():
+        if name.startswith(("flux", "peak", "background")) and values.dtype.kind == "f":
+            units[name] = unit
+        elif name in ("x2", "y2", "xy"):
+            units[name] = u.pix**2
+        elif name in ("a", "b", "fwhm") or (name[0] in "xy" and name[1:2] in ("", "_")):
+            units[name] = u.pix
+        elif name in ("ra", "dec", "ra_err", "dec_err", "theta"):
+            units[name] = u.deg
+    return Catalog.of(ordered, units, meta={"apertures_px": [float(r) for r in radii]})
