@@ -33,8 +33,11 @@ SHARP = 0.47
 By simulation the least with which noise splits no source; under the PSF itself, as in the signal-to-noise map, pairs
 closer than 1.2 FWHM run into one."""
 
-SIGNIFICANCE = 2.0
-"""A peak must stand this many times the noise of the smoothed light above the saddle to its neighbour."""
+SIGNIFICANCE = 1.0
+"""A peak must stand this many times the noise of the smoothed light above the saddle to its neighbour.
+
+By simulation (3e-4 sources a pixel of S/N 5 to 200, FWHM 3.5 px, 8 images) 1 finds 99.2 % of those above S/N 7, 2 finds
+99.1 %; 99.9 % of what is found is real with either."""
 
 FITTED = (
     "flux", "flux_err", "x_err", "y_err", "background", "chi2", "dof", "sharpness",
