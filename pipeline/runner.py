@@ -15,8 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from astropy.table import Table, TableMergeError, vstack
-from astropy.units import UnitConversionError
+from astropy.table import Table
 
 from skydelta import __version__
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
@@ -30,6 +29,7 @@ from skydelta.pipeline.executors.serial import Serial
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.job import Job
+from skydelta.pipeline.night import Part, combine
 from skydelta.pipeline.plan import check_settings, peak_of
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
@@ -214,7 +214,7 @@ def _run(flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: 
         finally:
             hub.tell("run_done", items=len(done))
             hub.close()
-            healthy = finish(folder)
+            healthy = finish(folder, flow.run.association_radius)
             folder.sweep()
     place = {item.id: n for n, item in enumerate(items)}
     done.sort(key=lambda o: place[o.id])
@@ -263,23 +263,27 @@ def exit_code(done: Sequence[Outcome], asked: int) -> ExitCode:
     return ExitCode.NOTHING_USABLE if len(failed) == asked else ExitCode.SOME_FAILED
 
 
-def finish(folder: RunFolder) -> bool:
-    """Write what covers all items in the folder: summary, combined catalogue, report; False when one cannot be."""
-    parts: list[Catalog] = []
+def finish(folder: RunFolder, radius: float | None = None) -> bool:
+    """Write what covers all items in the folder: summary, combined catalogue, report; False when one cannot be.
+
+    Parameters
+    ----------
+    radius : float, optional
+        Of association, arcsec (`night.combine`).
+    """
+    parts: list[Part] = []
     rows = []
     for r in folder.all():
         rows.append(_summary_row(r))
         path = folder.root / "items" / r["id"] / "catalog.ecsv"
         if r["status"] == "done" and path.is_file():
-            part = Catalog.load(path)
-            part.add_column([r["id"]] * len(part), name="item", index=0)
-            parts.append(part)
+            parts.append(Part.of(r, Catalog.load(path)))
     if not rows:
         return True
     healthy = True
     for write in (
         lambda: _summarise(rows, folder.root / "summary.ecsv"),
-        lambda: _combine(parts, folder.root / "catalog.parquet"),
+        lambda: combine(parts, folder.root, radius),
         lambda: write_report(folder.root),
     ):
         try:
@@ -294,20 +298,6 @@ def _summarise(rows: list[dict[str, Any]], path: Path) -> None:
     summary = io.StringIO()
     Table(rows=rows).write(summary, format="ascii.ecsv")
     write_bytes(path, summary.getvalue().encode())
-
-
-def _combine(parts: list[Catalog], path: Path) -> None:
-    """Write the catalogues of all items as one; there is none when their units do not go together."""
-    path.unlink(missing_ok=True)
-    filled = [p for p in parts if len(p)] or parts[:1]
-    if not filled:
-        return
-    try:
-        combined = vstack(filled, metadata_conflicts="silent")
-    except (TableMergeError, UnitConversionError) as e:
-        log.warning("%s: not written, the catalogues of the items cannot be one table: %s", path, e)
-        return
-    Catalog(combined).save(path)
 
 
 def _summary_row(receipt: dict[str, Any]) -> dict[str, Any]:

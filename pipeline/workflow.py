@@ -51,6 +51,13 @@ class RunOptions(_Strict):
     on_error: Literal["continue", "stop"] = Field(
         "continue", description="After a failed item: go on with the others, or stop."
     )
+    association_radius: float | None = Field(
+        None,
+        gt=0,
+        le=60,
+        description="Detections of several items this close (arcsec) are one object; none: half the median seeing, "
+        "or 1 where it is not known.",
+    )
     inject: int = Field(
         0, ge=0, description="Fake sources with which the science image is run a second time, to measure the depth."
     )

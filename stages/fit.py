@@ -18,7 +18,7 @@ from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import GridPsf, Psf, fwhm
-from skydelta.kernels.backend import Backend
+from skydelta.kernels.backend import Backend, to_host
 from skydelta.kernels.cutouts import Windows
 from skydelta.kernels.fit import LobeFit, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -113,8 +113,31 @@ class Fit(Stage[FitConfig]):
         ctx.metric("candidates", len(out))
         ctx.metric("dipoles", int(dipole.sum()))
         ctx.metric("degenerate_dipoles", int(out.has("DEGENERATE").sum()))
+        ctx.metric("flux_limit_5sigma", flux_limit(image))
         ctx.metric("not_converged", int((out.has("NOT_CONVERGED") | out.has("NO_FIT")).sum()))
         return {"catalog": out}
+
+
+def flux_limit(image: Exposure, snr: float = 5.0, samples: float = 2e5) -> float:
+    """Flux of a point source at this signal-to-noise, for the image's median noise and the PSF of its centre.
+
+    The noise is white, so that the variance of the best flux is V / sum P^2. NaN where no pixel is usable.
+
+    Parameters
+    ----------
+    image : Exposure
+        With white noise, its variance and PSF.
+    samples : float
+        The median is that of about so many pixels.
+    """
+    assert image.variance is not None and image.psf is not None
+    every = max(1, int(np.sqrt(image.image.size / samples)))
+    variance = to_host(image.variance[::every, ::every])
+    variance = variance[np.isfinite(variance) & (variance > 0)]
+    stamp = to_host(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2)).astype(float)
+    if not variance.size:
+        return float("nan")
+    return float(snr * np.sqrt(np.median(variance) / np.sum(stamp**2)))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import exposure_hdus, kernel_hdu, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
+from skydelta.io.observation import observed
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -103,6 +104,8 @@ class Write(Stage[WriteConfig]):
         }
         write_hdus(out / "preview.fits", [*_previews(pictures), table_hdu(kernel.stamps, "STAMPS")])
         ctx.metric("candidates", len(catalog))
+        for fact, value in observed(difference).items():
+            ctx.metric(fact, value)
         return {"files": [out / f for f in files]}
 
 

@@ -15,7 +15,7 @@ from skydelta.io.psf import GridPsf
 from skydelta.kernels.backend import resolve
 from skydelta.stages.base import Context
 from skydelta.stages.detect import Detect
-from skydelta.stages.fit import BATCH, Fit
+from skydelta.stages.fit import BATCH, Fit, flux_limit
 
 COLUMNS = [
     "id", "x", "y", "ra", "dec", "flux", "flux_err", "snr", "model", "flags", "x_err", "y_err", "background",
@@ -55,6 +55,17 @@ def test_point_sources(rng, figure):
     figure("sharpness of bright stars, largest |s - 1|", np.abs(own["sharpness"][bright] - 1).max(), 0.1)
     np.testing.assert_array_equal(own.has("NEGATIVE"), own["flux"].value < 0)
     assert np.isnan(own["separation"].value).all()
+
+
+def test_the_limiting_flux_is_that_of_the_fisher_information(rng, figure):
+    """Five times the error of a known PSF in white noise, a third of it without pixels."""
+    image = exposure(rng.normal(0, 1, (300, 300))).with_(variance=np.full((300, 300), 4, np.float32))
+    image.variance[:100] = np.nan
+    # sum of the squares of a well sampled Gaussian of unit sum: 1 / (4 pi sigma^2)
+    figure(
+        "limiting flux over its analytic value", flux_limit(image) / (5 * 2 * np.sqrt(4 * np.pi) * SIGMA), (0.99, 1.01)
+    )
+    assert np.isnan(flux_limit(image.with_(variance=np.full((300, 300), np.nan, np.float32))))
 
 
 def test_columns_units_and_sky_positions(rng):
