@@ -227,3 +227,52 @@ def field(
         else:
             out.append(f'<circle class="{mark}"{style} cx="{px:.1f}" cy="{py:.1f}" r="4">{title}</circle>')
     return _svg("".join(out), label, high + 2)
+
+
+def scatter(
+    points: Sequence[tuple[float, float, str, str]],
+    label: str,
+    x_name: str,
+    level: float | None = None,
+    flip: bool = False,
+) -> str:
+    """SVG of points; empty without one that is finite.
+
+    Parameters
+    ----------
+    points : sequence of (x, y, fill, tooltip)
+        ``fill`` is a CSS colour, empty for the accent; points that are not finite are left out.
+    label, x_name : str
+        What the chart shows, for readers who cannot see it; name of the horizontal axis.
+    level : float, optional
+        A line across, the value that is right.
+    flip : bool
+        x grows to the left, as right ascension does.
+    """
+    kept = [p for p in points if np.isfinite(p[0]) and np.isfinite(p[1])]
+    if not kept:
+        return ""
+    x = _range([p[0] for p in kept])
+    y = _range([p[1] for p in kept] + ([] if level is None else [level]))
+    axes = _Axes((x[1], x[0]) if flip else x, y)
+    ticks = [[(float(t), f"{t:.{_digits(b - a)}f}") for t in np.linspace(a, b, 5)[1:4]] for a, b in (x, y)]
+    body = axes.frame(ticks[0], ticks[1], x_name)
+    if level is not None:
+        body += f'<path class="model" d="{axes.path([(x[0], level), (x[1], level)])}"/>'
+    for px, py, fill, tooltip in kept:
+        cx, cy = axes.place(px, py)
+        style = f' style="--c:{fill}"' if fill else ""
+        title = f"<title>{escape(tooltip)}</title>"
+        body += f'<circle class="dot"{style} cx="{cx:.1f}" cy="{cy:.1f}" r="3.5">{title}</circle>'
+    return _svg(body, label)
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _digits(span: float) -> int:
+    """Decimals that tell ticks of this span apart."""
+    return int(np.clip(2 - np.floor(np.log10(span)), 0, 6))

@@ -11,6 +11,7 @@ from typing import Any
 
 from skydelta.errors import InputError
 from skydelta.pipeline.reportitem import Item, Step, number, pill, section
+from skydelta.pipeline.reportnight import night
 from skydelta.pipeline.reportstyle import CSS
 
 DETAILED = 24
@@ -81,7 +82,7 @@ def _read_item(path: Path) -> Item:
 
 def _page(run: dict[str, Any], items: Sequence[Item], root: Path) -> str:
     shown = sorted(items, key=lambda i: (URGENCY[i.state], i.id))[:DETAILED]
-    body = [_header(run, items), "<main>", _table(items, {i.id for i in shown})]
+    body = [_header(run, items), "<main>", _table(items, {i.id for i in shown}), night(items, root)]
     if len(shown) < len(items):
         body.append(
             f'<p class="soft">Pictures of {len(shown)} of {len(items)} items, failed and flagged ones first.</p>'
