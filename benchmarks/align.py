@@ -29,13 +29,13 @@ from events import copy_rate, milliseconds
 from scipy import ndimage
 
 from skydelta.io.exposure import Exposure
-from skydelta.io.read import read
 from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
 from skydelta.kernels.resample import METHODS, PREPARE, RESAMPLE, MaskBits
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
+from skydelta.stages.align.inputs import bare_image
 from skydelta.stages.align.mapping import pixel_map
 from skydelta.stages.base import Context
 
@@ -212,11 +212,10 @@ def scenes(tool: Path, n: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             call = [sys.executable, str(tool), folder]
             subprocess.run([*call, "--case", case, "--n", str(n)], check=True, capture_output=True)
-            source, target = (read(f"{folder}/{name}.fits", device="cpu") for name in ("src", "tgt"))
-            bare = source.with_(variance=None, mask=None)
+            bare, target = (bare_image(f"{folder}/{name}.fits") for name in ("src", "tgt"))
             ours = Align().run(Context(resolve("cpu")), image=bare, onto=target)["aligned"].image
             y, x = np.indices(target.shape, float)
-            q = np.stack(SkyChain(source.wcs, target.wcs)(x, y))
+            q = np.stack(SkyChain(bare.wcs, target.wcs)(x, y))
             exact = ndimage.map_coordinates(bare.image.astype(float), q[::-1], order=3, mode="mirror", cval=np.nan)
             exact[np.isnan(ours)] = np.nan
             scored = {}
