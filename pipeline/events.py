@@ -49,11 +49,20 @@ class Listener(Protocol):
 
 
 class JsonLines:
-    """Every event as one line of JSON, with the time in seconds since 1970; a full disk ends the file, not the run."""
+    """Every event as one line of JSON, with the time in seconds since 1970; a full disk ends the file, not the run.
 
-    def __init__(self, path: Path) -> None:
+    Parameters
+    ----------
+    path : Path or text stream
+        A file is appended to; a stream (standard error) stays open.
+    """
+
+    def __init__(self, path: Path | TextIO) -> None:
         self._path = path
         self._file: TextIO | None = None
+        if not isinstance(path, Path):
+            self._file = path
+            return
         with self._or_none():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
@@ -63,7 +72,8 @@ class JsonLines:
         try:
             yield
         except OSError as e:
-            log.warning("%s: no more events are written: %s", self._path, e.strerror or e)
+            name = self._path if isinstance(self._path, Path) else "standard error"
+            log.warning("%s: no more events are written: %s", name, e.strerror or e)
             self._file = None
 
     def tell(self, event: Event) -> None:
@@ -82,7 +92,7 @@ class JsonLines:
 
     def close(self) -> None:
         with self._or_none():
-            if self._file is not None:
+            if self._file is not None and isinstance(self._path, Path):
                 self._file.close()
 
 

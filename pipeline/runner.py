@@ -127,7 +127,7 @@ def run(
     set_: Iterable[str] = (),
     overwrite: bool = False,
     id_: str | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     limit: int | None = None,
 ) -> RunResult:
     """Run a workflow over its items.
@@ -157,8 +157,8 @@ def run(
         Run every item again, whatever the folder holds.
     id_ : str, optional
         Name of a single item.
-    progress : bool
-        Show a progress bar on the terminal.
+    progress : bool or "json"
+        Show a progress bar on the terminal; ``"json"``: write every event to standard error, one JSON object a line.
     limit : int, optional
         Only the first so many items.
 
@@ -182,7 +182,9 @@ def run(
     return _run(flow, Path(out), overwrite, id_, progress, limit)
 
 
-def _run(flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: bool, limit: int | None) -> RunResult:
+def _run(
+    flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: bool | str, limit: int | None
+) -> RunResult:
     wanted = external(flow.steps)
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
     items = items_of(flow.inputs, wanted, id_, flow.steps)[:limit]
@@ -194,7 +196,9 @@ def _run(flow: Workflow, out: Path, overwrite: bool, id_: str | None, progress: 
     with folder.locked(), terminable():
         folder.open(flow, overwrite)
         listeners: list[Listener] = [JsonLines(folder.root / "events.jsonl")]
-        if progress:
+        if progress == "json":
+            listeners.append(JsonLines(sys.stderr))
+        elif progress:
             listeners.append(ProgressBar(len(items), len(bound)))
         hub = Hub(listeners)
         try:

@@ -62,6 +62,7 @@ def difference(
     overwrite: bool,
     dry_run: bool,
     no_progress: bool,
+    log_json: bool,
     id_: str | None,
     kernel: str | None,
     inject: int | None,
@@ -97,6 +98,7 @@ def difference(
         overwrite=overwrite,
         dry_run=dry_run,
         progress=not no_progress,
+        log_json=log_json,
         id_=id_,
     )
 

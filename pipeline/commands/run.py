@@ -27,6 +27,7 @@ def run(
     overwrite: bool,
     dry_run: bool,
     no_progress: bool,
+    log_json: bool,
     limit: int | None,
 ) -> None:
     """Run WORKFLOW, a TOML file or the name of a shipped one. Items that are done already are not run again."""
@@ -42,5 +43,6 @@ def run(
         overwrite=overwrite,
         dry_run=dry_run,
         progress=not no_progress,
+        log_json=log_json,
         limit=limit,
     )

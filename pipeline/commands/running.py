@@ -29,6 +29,7 @@ RUN_OPTIONS = options(
     click.option("--overwrite", is_flag=True, help="Run every item again, whatever the folder holds."),
     click.option("--dry-run", is_flag=True, help="Show the plan, its memory and problems, and stop."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
+    click.option("--log-json", is_flag=True, help="Events on standard error, a JSON object a line; no progress bar."),
 )
 
 
@@ -42,6 +43,7 @@ def run_workflow(
     overwrite: bool,
     dry_run: bool,
     progress: bool,
+    log_json: bool,
     id_: str | None = None,
     limit: int | None = None,
     executor: str | None = None,
@@ -60,11 +62,10 @@ def run_workflow(
             return int(ExitCode.OK)
         from skydelta.pipeline import runner
 
-        result = runner.run(
-            flow, out=out, overwrite=overwrite, id_=id_, progress=progress and sys.stderr.isatty(), limit=limit
-        )
+        shown = "json" if log_json else progress and sys.stderr.isatty()
+        result = runner.run(flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit)
         if not follower():
-            _show_result(result)
+            _show_result(result, errors=not log_json)
         return int(result.exit_code)
 
     if executor == "mpi":  # before anything is read: rank 0 does that, and alone says what is wrong
@@ -98,7 +99,8 @@ def show_plan(flow: Any, id_: str | None) -> None:
         sys.exit(int(ExitCode.NOTHING_USABLE))
 
 
-def _show_result(result: RunResult) -> None:
+def _show_result(result: RunResult, errors: bool) -> None:
+    """Print what became of the items; what failed on standard error too, unless events have said so there."""
     for r in result.receipts:
         metrics: dict[str, Any] = {}
         for step in r["steps"]:
@@ -112,7 +114,7 @@ def _show_result(result: RunResult) -> None:
         click.echo(f"{r['id']}: {status}" + ("" if found is None else f", {found} candidates"))
         for name, text in {k: v for s in r["steps"] for k, v in s["flags"].items()}.items():
             click.echo(f"  flag {name}: {text}")
-        if r.get("error"):
+        if errors and r.get("error"):
             click.echo(f"skydelta: {r['error']['message']}", err=True)
     failed = sum(r["status"] == "failed" for r in result.receipts)
     if len(result.receipts) > 1:

@@ -274,3 +274,21 @@ def test_warm_up_runs_the_job_and_says_when_it_cannot(skydelta, monkeypatch):
     result = skydelta("doctor", "--warm", "--device", "cpu")
     assert result.exit_code == 4
     assert result.stderr.splitlines()[-1] == "skydelta: the simulated pair fails here: match: broken"
+
+
+def test_log_json_says_what_the_events_file_says(skydelta, sums):
+    """A good item and a failed one: every line of standard error is an object, and the error is among them."""
+    Table(rows=[("good", "1", "2"), ("bad", "6", "7")], names=("id", "a", "b")).write("t.csv", format="ascii.csv")
+    words = ("run", "sum.toml", "--set", "inputs.table=t.csv", "--device", "cpu", "-o", "out")
+    result = skydelta(*words, "--log-json")
+    assert result.exit_code == 1
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert lines == [json.loads(line) for line in Path("out/events.jsonl").read_text().splitlines()]
+    assert (lines[0]["event"], lines[-1]["event"]) == ("run_started", "run_done")
+    failed = [line for line in lines if line["event"] == "item_failed"]
+    assert [line["item"] for line in failed] == ["bad"]
+    assert "thirteen" in failed[0]["message"]
+    assert "1 done, 1 failed" in result.stdout
+    without = skydelta(*words, "--overwrite").stderr
+    assert not without.startswith("{")
+    assert "thirteen" in without
