@@ -19,7 +19,7 @@ from skydelta.kernels.convolve import smeared
 from skydelta.kernels.normal_equations import BUDGET, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
-from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, supported_order
+from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, scale_varies, supported_order
 from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
@@ -48,8 +48,10 @@ class MatchConfig(StageConfig):
         description="Total degree of the kernel's polynomial over the field; unset: 2, or 3 with 20 stamps a term.",
     )
     background_order: int = Field(2, ge=0, le=4, description="Total degree of the differential background.")
-    photometric: Literal["constant", "varying"] = Field(
-        "constant", description="Is the flux ratio one number, or a polynomial of the kernel's order?"
+    photometric: Literal["auto", "constant", "varying"] = Field(
+        "auto",
+        description="Is the flux ratio one number, or a polynomial of the kernel's order? auto: a polynomial when the "
+        "stamps ask for it beyond chance.",
     )
     convolve: Literal["auto", "reference", "science"] = Field(
         "auto", description="Which image is convolved; auto takes the one with the smaller FWHM."
@@ -82,7 +84,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 2
+    version = 3
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -254,13 +256,17 @@ class Match(Stage[MatchConfig]):
             basis.transform,
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
-        free = layout(basis.size, count_terms(background_order), order, self.config.photometric == "varying")
-        result = fit(sums, phi, free, fitted, self.config.clip)
+        one, many = (layout(basis.size, count_terms(background_order), order, varying) for varying in (False, True))
+        varies = self.config.photometric == "varying"
+        result = fit(sums, phi, many if varies else one, fitted, self.config.clip)
+        if self.config.photometric == "auto" and scale_varies(result, sums, phi, many):
+            varies, result = True, fit(sums, phi, many, fitted, self.config.clip)
+        ctx.metric("flux_ratio_varies", varies and order > 0)
         kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
         varied = changed(residuals(kernel, stamps, chosen), weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
             # what has changed on a star is no business of the kernel's
-            result = fit(sums, phi, free, fitted & ~varied, self.config.clip)
+            result = fit(sums, phi, result.layout, fitted & ~varied, self.config.clip)
             kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
         ctx.metric("stamps_changed", int(varied.sum()))
         field_quality(ctx, kernel, stamps, chosen, weight)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import chi2 as chi2_distribution
 
 from skydelta.io.field import count_terms
 from skydelta.kernels.backend import backend_of, to_host
@@ -17,6 +18,9 @@ for noise in the convolved image would then be wrong."""
 
 PASSES = 6
 """Most clipping passes."""
+
+CHANCE = 1e-4
+"""Chance of a fall in chi2, were the flux ratio one number, below which it is taken to vary over the field."""
 
 FLOOR = 0.05
 """Smallest scatter of the per-stamp chi2 used for clipping: stamps within a few per cent are never outliers."""
@@ -41,6 +45,8 @@ class Fit:
         Coefficients of local terms by spatial terms.
     chi2 : float64 (n,)
         Of each stamp, per pixel.
+    plain : float64 (n,)
+        The same without the correction for noise in the convolved image: the least that the free parameters reach.
     used : bool (n,)
         Stamps that took part in the last solve.
     shared : bool
@@ -51,6 +57,7 @@ class Fit:
     layout: Layout
     table: np.ndarray
     chi2: np.ndarray
+    plain: np.ndarray
     used: np.ndarray
     shared: bool
 
@@ -108,4 +115,28 @@ def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, 
     chi2, parameters = made[: 2 * len(phi)].reshape(2, -1), made[2 * len(phi) :].reshape(2, -1)
     shared = bool(np.median(chi2[0][used]) < SHARED)
     which = 0 if shared else 1
-    return Fit(solution, free, free.table(parameters[which]), chi2[which], used, shared)
+    return Fit(solution, free, free.table(parameters[which]), chi2[which], chi2[0], used, shared)
+
+
+def scale_varies(result: Fit, sums: StampSums, phi: np.ndarray, free: Layout) -> bool:
+    """Whether the stamps ask for a photometric scale that varies: the likelihood ratio of two nested fits.
+
+    Its fall in chi2, in units of the noise left, would follow a chi2 distribution with a degree of freedom for each
+    parameter more (Wilks 1938). Both fits are those of the same stamps.
+
+    Parameters
+    ----------
+    result : Fit
+        With one flux ratio for the field.
+    free : Layout
+        With a ratio that varies.
+    """
+    more = free.size - result.layout.size
+    if not more:
+        return False
+    system = System(sums, phi, free)
+    varied = to_host(system.chi2(solve_quickly(*system.assemble(result.used))))
+    pixels = to_host(sums.pixels)
+    fall = float(((result.plain - varied) * pixels)[result.used].sum())
+    noise = max(1.0, float(np.median(varied[result.used])))
+    return fall > noise * float(chi2_distribution.isf(CHANCE, more))

@@ -230,15 +230,24 @@ def test_an_image_minus_itself_is_nothing():
     assert np.nanmax(np.abs(z)) < 0.5
 
 
-@pytest.mark.parametrize(("photometric", "contrast"), [("constant", 0.0), ("varying", 0.2)])
+@pytest.mark.parametrize(("photometric", "contrast"), [("constant", 0.0), ("varying", 0.2), ("auto", 0.2)])
 def test_photometric_scale_is_one_number_or_varies(photometric, contrast):
-    """A science image with a gain gradient of +-10 %: only the varying scale may follow it."""
+    """A science image with a gain gradient of +-10 %: one scale may not follow it; left to itself, the fit does."""
     p = pair(seed=42, shape=(320, 320), stars=150, low=6000, sky=(60.0, 30.0))
     gradient = (1 + 0.1 * (np.arange(320) / 160 - 1)).astype(np.float32)
     p.science = p.science.with_(image=p.science.image * gradient, variance=p.science.variance * gradient**2)
     kernel, _ = subtract(p, order=2, photometric=photometric)
     left, right = (kernel.at(x, 160.0).sum() for x in (20.0, 300.0))
     assert right / left - 1 == pytest.approx(contrast * 280 / 320, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", range(47, 53))
+def test_one_flux_ratio_stays_one_number(seed):
+    """Chance alone makes the ratio vary in one field of ten thousand."""
+    ctx = context()
+    kernel, _ = subtract(pair(seed=seed, shape=(320, 320), stars=150, low=6000), ctx, order=2)
+    assert ctx.metrics["flux_ratio_varies"] is False
+    assert np.ptp(kernel.sums(np.array([5.0, 310.0]), np.array([5.0, 310.0]))) < 1e-9
 
 
 def test_kernel_sums_are_those_of_the_kernels():
