@@ -91,7 +91,7 @@ class RunFolder:
         """Put the folder of an attempt in the item's place."""
         target = self.item(item)
         target.parent.mkdir(exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
+        self._remove(target)
         work.replace(target)
 
     def receipt(self, item: WorkItem) -> Path:
@@ -122,7 +122,21 @@ class RunFolder:
 
     def sweep(self) -> None:
         """Remove what attempts that were killed have left."""
-        shutil.rmtree(self.root / WORK, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for attempt in list((self.root / WORK).iterdir()):
+                self._remove(attempt)
+            (self.root / WORK).rmdir()
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file or folder of this run: renamed first, so that nobody finds a half of it or publishes one."""
+        away = self.root / WORK / f".{uuid.uuid4().hex}"
+        with contextlib.suppress(OSError):
+            away.parent.mkdir(exist_ok=True)
+            path.replace(away)
+            if away.is_dir():
+                shutil.rmtree(away, ignore_errors=True)
+            else:
+                away.unlink()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

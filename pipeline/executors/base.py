@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -101,6 +102,12 @@ def work(task: Task, item: WorkItem, seat: Seat) -> tuple[Receipt, list[Event]]:
     """One item in another process: its receipt, and what happened."""
     collector = Collector()
     return task(item, seat, collector.tell), collector.events
+
+
+def left_by(root: Path, item: WorkItem) -> int:
+    """Attempts at an item that were killed in this run: each has left its folder."""
+    folder = re.compile(re.escape(item.id) + r"\.[0-9a-f]{12}\Z")
+    return sum(bool(folder.match(path.name)) for path in (root / WORK).glob("*"))
 
 
 def hub_of(task: Task) -> Hub:

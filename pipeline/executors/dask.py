@@ -11,7 +11,8 @@ import queue
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,7 @@ from skydelta.pipeline.executors.base import (
     Task,
     device_of,
     hub_of,
+    left_by,
     share_of,
     work,
     workers_for,
@@ -40,12 +42,18 @@ PATIENCE = 30.0
 ANSWER = 10.0
 """Seconds that a scheduler has to answer, or to be found again."""
 
-Places = Mapping[str, tuple[int, int]]
-"""Address of a worker to its number on its machine and how many there are."""
+
+@dataclass
+class _Flight:
+    """An item and the worker that has it; ``missed`` is when that was last seen."""
+
+    item: WorkItem
+    address: str
+    missed: float = field(default_factory=time.monotonic)
 
 
 class Dask:
-    """A window of items, one for each worker, so that a worker that dies takes one item with it.
+    """Hands items to the workers of a cluster, whoever started it; what a worker that dies has is done by another.
 
     Parameters
     ----------
@@ -74,11 +82,11 @@ class Dask:
         self._device = device
         self._own: Any = None
         self._lent = False
-        if logging.getLogger().level > logging.INFO:
-            _quiet()
         current = None if address else self._current()
         if workers is not None and (address or current):
             raise ConfigError("run.workers: the workers are those of the Dask cluster that runs already")
+        if current is None and logging.getLogger().level > logging.INFO:
+            _quiet()
         if current is not None:
             self._client, self._lent = current, True
         elif address:
@@ -87,6 +95,7 @@ class Dask:
             self._client = self._start(workers_for(device, workers, peak))
         try:
             self._gpu_of_its_own: dict[str, bool] = {}
+            self._threads: dict[str, int] = {}
             self._places = self._look(first=True)
         except BaseException:
             self.close()
@@ -112,9 +121,8 @@ class Dask:
         # the scheduler shall not try again by itself: whoever dies twice with an item is counted here
         scheduler = {"allowed_failures": 0, "dashboard": False}
         options: dict[str, Any] = {"scheduler_kwargs": scheduler, "dashboard_address": "127.0.0.1:0"}
-        options["preload"] = [
-            "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
-        ]  # Ctrl-C is for this process
+        # a terminal's Ctrl-C is for this process, which then ends its workers
+        options["preload"] = ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"]
         if resolve(self._device).is_gpu and (cuda := _dask_cuda()) is not None:
             kind = cuda.LocalCUDACluster
         else:
@@ -124,28 +132,22 @@ class Dask:
         return self._distributed.Client(self._own, timeout=30, set_as_default=False)
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        waiting, again = iter(items), deque[WorkItem]()
-        at_work: dict[Any, WorkItem] = {}
+        waiting, stock = iter(items), deque[WorkItem]()
+        flights: dict[Any, _Flight] = {}
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        deaths: Counter[str] = Counter()
-        run = uuid.uuid4().hex[:8]
+        tries: Counter[str] = Counter()
+        self._deaths: Counter[str] = Counter()
         looked = alive = time.monotonic()
         try:
             while True:
-                again.extend(islice(waiting, 0 if again else 1))
-                if not at_work and not again:
+                stock.extend(islice(waiting, max(0, 2 * len(self._places) + 1 - len(stock))))
+                if not flights and not stock:
                     return
-                while again and len(at_work) < len(self._places) and self._client.status == "running":
-                    item = again.popleft()
-                    key = f"skydelta-{run}-{item.id}-{deaths[item.id]}-{uuid.uuid4().hex[:4]}"
-                    future = self._client.submit(_work, task, item, self._device, self._places, key=key, pure=False)
-                    at_work[future] = item
-                    future.add_done_callback(ready.put)
-                    again.extend(islice(waiting, 0 if again else 1))
+                self._hand_out(task, stock, flights, ready)
                 with contextlib.suppress(queue.Empty):
                     future = ready.get(timeout=0.5)
-                    item = at_work.pop(future)
-                    receipt = self._receipt(task, item, future, deaths, again)
+                    flight = flights.pop(future, None)
+                    receipt = None if flight is None else self._receipt(task, flight, future, tries, stock)
                     future.release()
                     if receipt is not None:
                         alive = time.monotonic()
@@ -157,19 +159,64 @@ class Dask:
                     alive = now if self._places else alive
                     if now - alive > PATIENCE:
                         raise WorkerError(self._gone())
+                    for future in self._stranded(flights, now):
+                        receipt = self._died(task, flights.pop(future), tries, stock)
+                        future.cancel()
+                        if receipt is not None:
+                            yield receipt
                 if self._client.status in ("closed", "closing"):
                     raise WorkerError(self._gone())
         finally:
-            for future in at_work:
+            for future in flights:
                 with contextlib.suppress(Exception):
                     future.cancel()
+
+    def _hand_out(
+        self, task: Task, stock: deque[WorkItem], flights: dict[Any, _Flight], ready: queue.SimpleQueue[Any]
+    ) -> None:
+        """Give items to workers that are free, and a second one where more than one for each is left.
+
+        Each is for one worker alone: the scheduler would put several on the one that is left when another dies.
+        """
+        load = Counter(flight.address for flight in flights.values())
+        while stock and self._client.status == "running":
+            second = len(stock) > len(self._places)
+            free = [a for a in self._places if load[a] < (2 if second and self._threads[a] == 1 else 1)]
+            if not free:
+                return
+            address = min(free, key=lambda a: load[a])
+            item = stock.popleft()
+            load[address] += 1
+            future = self._client.submit(
+                _work,
+                task,
+                item,
+                self._device,
+                self._places[address],
+                key=f"skydelta-{item.id}-{uuid.uuid4().hex[:12]}",
+                pure=False,
+                workers=[address],
+                allow_other_workers=False,
+            )
+            flights[future] = _Flight(item, address)
+            future.add_done_callback(ready.put)
 
     def _gone(self) -> str:
         what = "all workers are" if self._client.status == "running" else "the scheduler is"
         return f"dask: {what} gone; what is done stays done, and the same command does the rest"
 
+    def _stranded(self, flights: dict[Any, _Flight], now: float) -> list[Any]:
+        """Items of workers that have been gone for a while: a scheduler that is not ours may wait for them for ever."""
+        out = []
+        for future, flight in flights.items():
+            if flight.address in self._places or not self._places:
+                flight.missed = now
+            elif now - flight.missed > ANSWER:
+                out.append(future)
+        return out
+
     def _receipt(
-        self, task: Task, item: WorkItem, future: Any, deaths: Counter[str], again: deque[WorkItem]
+        self, task: Task, flight: _Flight, future: Any, tries: Counter[str], stock: deque[WorkItem]
     ) -> Receipt | None:
         """What an item has come to; None when it is to be tried again."""
         if future.status == "finished":
@@ -177,18 +224,30 @@ class Dask:
             hub_of(task).replay(events)
             return receipt
         if future.status in ("cancelled", "lost"):  # the connection broke; the client looks for the scheduler again
-            again.append(item)
+            stock.appendleft(flight.item)
             return None
         error = future.exception()
         if not isinstance(error, self._distributed.scheduler.KilledWorker):
             raise error
-        deaths[item.id] += 1 + error.allowed_failures
-        last = getattr(error.last_worker, "address", error.last_worker)
-        if deaths[item.id] < LIVES:
-            hub_of(task).tell("item_retried", item.id, message=f"worker {last} died")
-            again.append(item)
-            return None
-        return task.lost(item, f"{deaths[item.id]} workers died at this item, the last was {last}")
+        self._places = {address: place for address, place in self._places.items() if address != flight.address}
+        return self._died(task, flight, tries, stock)
+
+    def _died(self, task: Task, flight: _Flight, tries: Counter[str], stock: deque[WorkItem]) -> Receipt | None:
+        """A worker died with an item; None when another worker is to try it.
+
+        Only an attempt that had begun is held against the item: it has left its folder.
+        """
+        item = flight.item
+        tries[item.id] += 1
+        before, deaths = self._deaths[item.id], left_by(task.root, item)
+        self._deaths[item.id] = deaths
+        if deaths >= LIVES or tries[item.id] >= 3 * LIVES:
+            count = deaths if deaths >= LIVES else tries[item.id]
+            return task.lost(item, f"{count} workers died at this item, the last was {flight.address}")
+        if deaths > before:
+            hub_of(task).tell("item_retried", item.id, message=f"worker {flight.address} died")
+        stock.appendleft(item)
+        return None
 
     def _look(self, first: bool = False) -> dict[str, tuple[int, int]]:
         """The workers there are now, numbered on each machine."""
@@ -196,8 +255,10 @@ class Dask:
             if first and not self._own:
                 with contextlib.suppress(TimeoutError):
                     self._client.wait_for_workers(1, timeout=PATIENCE)
-            addresses = sorted(self._client.scheduler_info(n_workers=-1)["workers"])
-            self._examine([a for a in addresses if a not in self._gpu_of_its_own])
+            known = self._client.scheduler_info(n_workers=-1)["workers"]
+            addresses = sorted(known)
+            self._threads = {address: known[address]["nthreads"] for address in addresses}
+            self._examine([a for a in addresses if a not in self._gpu_of_its_own], first)
         except (OSError, TimeoutError) as e:  # the scheduler went meanwhile: its status will say so
             log.info("dask: %s", e)
             return dict(self._places) if not first else {}
@@ -213,8 +274,8 @@ class Dask:
             for index, address in enumerate(there)
         }
 
-    def _examine(self, addresses: list[str]) -> None:
-        """Ask new workers what they are; one that cannot do the work is an error of the first look only."""
+    def _examine(self, addresses: list[str], first: bool) -> None:
+        """Ask new workers what they are; one that does not answer is left out and asked again, but for the first."""
         if not addresses:
             return
         found = self._client.run(_describe, self._device, workers=addresses, on_error="return")
@@ -222,13 +283,16 @@ class Dask:
         for address, d in found.items():
             if isinstance(d, SkydeltaError):
                 raise type(d)(f"dask worker {address}: {d}")
+            if not isinstance(d, dict) and not first:
+                log.info("dask worker %s: %r", address, d)
+                continue
             if not isinstance(d, dict):
                 raise WorkerError(f"dask worker {address}: {d!r}; skydelta {__version__} must be installed there")
             if d["version"] != __version__:
                 raise ConfigError(f"dask worker {address}: has skydelta {d['version']}, the run {__version__}")
             # dask-cuda gives each worker another order of the devices, its own first
             self._gpu_of_its_own[address] = d["visible"] is not None and visible[d["visible"]] < len(found)
-        kinds = {d["device"].partition(":")[0] for d in found.values()}
+        kinds = {d["device"].partition(":")[0] for d in found.values() if isinstance(d, dict)}
         if len(kinds) > 1:
             raise ConfigError("run.device: auto means cpu on some Dask workers and cuda on others; say which")
 
@@ -273,9 +337,9 @@ def _describe(device: str) -> dict[str, Any]:
     return {"version": __version__, "device": resolve(device).name, "visible": visible}
 
 
-def _work(task: Task, item: WorkItem, asked: str, places: Places) -> tuple[Receipt, list[Event]]:
-    """On a worker: one item."""
+def _work(task: Task, item: WorkItem, asked: str, place: tuple[int, int]) -> tuple[Receipt, list[Event]]:
+    """On a worker: one item; ``place`` is its number on its machine and how many workers are there."""
     address = _distributed().get_worker().address
-    index, count = places.get(address, (0, max(1, len(places))))
+    index, count = place
     seat = Seat(device_of(asked, index), share_of(count), f"dask {address} on {platform.node()}")
     return work(task, item, seat)
