@@ -21,6 +21,13 @@ UNEVEN = 2.0
 ENOUGH = 3
 """Stamps that a cell needs to be judged."""
 
+NORMAL_SQUARE = 0.4549
+"""Median of the square of a unit normal deviate."""
+
+OUTLIER = 5.0
+"""Standard deviations (of the stars, not of their errors) beyond which a shift is that of one star: a neighbour has
+varied, or there is a transient. A misregistration moves all."""
+
 MISREGISTERED = 4.0
 """Standard deviations by which the mean square shift of the stamps may exceed their errors before it is said."""
 
@@ -33,7 +40,8 @@ def field_quality(ctx: Context, kernel: MatchKernel, stamps: Stamps, at: Selecti
     -sum w M' r / sum w M'^2, with the error (sum w M'^2)^-1/2.
 
     Figures: ``chi2_map``, ``kernel_sum_map`` (`GRID` x `GRID` cells, lowest row first, NaN where empty),
-    ``residual_shift_px`` (root mean square of an axis, noise taken off), ``residual_shift_chi2`` (1 without shifts).
+    ``residual_shift_px`` (root mean square of an axis, noise taken off, single outliers too), ``residual_shift_chi2``
+    (1 without shifts).
     """
     rows = np.flatnonzero(at.held_out) if at.held_out.any() else np.arange(len(at))
     if not len(rows):
@@ -86,6 +94,11 @@ def _shifts(ctx: Context, slope: np.ndarray, norm: np.ndarray) -> None:
         return
     shift, error2 = -slope[:, known] / norm[:, known], 1 / norm[:, known]
     square = shift**2 / error2
+    usual = max(float(median(square.ravel())) / NORMAL_SQUARE, 1.0)
+    own = (square <= OUTLIER**2 * usual).all(axis=0)
+    if not own.any():
+        return
+    shift, error2, square = shift[:, own], error2[:, own], square[:, own]
     # bright stars tell most, and none of them all
     weight = 1 / (error2 + median(error2.ravel()))
     rms = float(np.sqrt(max((weight * (shift**2 - error2)).sum() / weight.sum(), 0.0)))

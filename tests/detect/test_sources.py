@@ -191,7 +191,7 @@ def test_recall_and_purity(field, figure):
     near = matched(catalog, x, y)[0] < 2
     bright = snr > 7
     figure("sources: recall at S/N > 7, isolated by 15 px", near[bright & (gap > 15)].mean(), (0.998, 1))
-    # at a FWHM of 3.5 px 0.992 over many images (benchmarks/detect.py); 1100 sources have a counting error of 0.003
+    # at a FWHM of 3.5 px 0.992 over eight larger images; 1100 sources have a counting error of 0.003
     figure("sources: recall at S/N > 7, all", near[bright].mean(), (0.984, 1))
     real = cKDTree(np.c_[x, y]).query(places(catalog))[0] < 2
     figure("sources: purity", real.mean(), (0.997, 1))

@@ -10,6 +10,7 @@ from support_pairs import context, pair, subtract
 from skydelta.errors import MisalignedError
 from skydelta.io.catalog import Catalog
 from skydelta.stages.detect import _report_signs
+from skydelta.stages.match.quality import _shifts
 
 SETTINGS = {"seed": 81, "shape": (360, 360), "stars": 220, "low": 4000}
 
@@ -52,6 +53,18 @@ def test_a_registration_error_that_no_kernel_follows_is_measured(plain):
     assert ctx.metrics["residual_shift_px"] == pytest.approx(0.2 / 2, abs=0.04)
     assert ctx.metrics["residual_shift_chi2"] > 3 * plain.metrics["residual_shift_chi2"]
     assert "residual_shift" in ctx.flags
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.2])
+def test_single_stars_are_no_registration_error(moved):
+    """Transients on three of sixty stars pull these far; a shift of all stars is one."""
+    rng, norm = np.random.default_rng(48), np.full((2, 60), 0.05**-2)
+    shift = rng.normal(0, np.hypot(0.05, moved), (2, 60))
+    shift[:, :3] = 2.0
+    ctx = context()
+    _shifts(ctx, -shift * norm, norm)
+    assert ("residual_shift" in ctx.flags) == bool(moved)
+    assert ctx.metrics["residual_shift_px"] == pytest.approx(moved, abs=0.03)
 
 
 @pytest.mark.parametrize(("photometric", "least", "most"), [("varying", 0.08, 0.16), ("constant", 0.015, 0.08)])
