@@ -89,7 +89,7 @@ class Difference(Stage[DifferenceConfig]):
         return 31
 
     def memory(self, shape: tuple[int, int]) -> int:
-        return shape[0] * shape[1] * 4 * 14
+        return shape[0] * shape[1] * 4 * 10
 
     def run(  # type: ignore[override]
         self, ctx: Context, *, science: Exposure, reference: Exposure, kernel: MatchKernel

@@ -22,6 +22,9 @@ PASSES = 6
 CHANCE = 1e-4
 """Chance of a fall in chi2, were the flux ratio one number, below which it is taken to vary over the field."""
 
+JUDGES = 10
+"""Stamps needed for each spatial term to tell a varying flux ratio from a change on one of the stars."""
+
 FLOOR = 0.05
 """Smallest scatter of the per-stamp chi2 used for clipping: stamps within a few per cent are never outliers."""
 
@@ -132,7 +135,7 @@ def scale_varies(result: Fit, sums: StampSums, phi: np.ndarray, free: Layout) ->
         With a ratio that varies.
     """
     more = free.size - result.layout.size
-    if not more:
+    if not more or result.used.sum() < JUDGES * phi.shape[1]:
         return False
     system = System(sums, phi, free)
     varied = to_host(system.chi2(solve_quickly(*system.assemble(result.used))))
