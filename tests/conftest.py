@@ -74,7 +74,8 @@ def figure(request):
     """
 
     def record(name, value, limit):
-        low, high = limit if isinstance(limit, tuple) else (-math.inf, limit)
+        # plain numbers: NumPy's do not travel between the processes of a parallel run
+        low, high = map(float, limit if isinstance(limit, tuple) else (-math.inf, limit))
         value = float(value)
         request.node.user_properties.append(("figure", [name, value, low, high]))
         assert not math.isnan(value), f"{name} is NaN"
