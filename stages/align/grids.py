@@ -33,6 +33,9 @@ FURTHEST = 75.0
 WHOLE_PIXEL = 1e-4
 """Images whose pixels coincide to within this many px are on one lattice: their mosaic needs no interpolation."""
 
+SPREAD = 100.0
+"""Area of a mosaic, in areas of all its images together, beyond which one of them has a wrong WCS."""
+
 MOST_PIXELS = 1 << 40
 
 
@@ -176,8 +179,8 @@ def mosaic(
     Raises
     ------
     InputError
-        No images, one that has no celestial WCS, images too far apart for a tangent plane, or a size or scale that
-        makes no grid.
+        No images, one that has no celestial WCS, images too far apart for a tangent plane or for one mosaic, or a size
+        or scale that makes no grid.
     """
     grids = [grid_of(image) for image in images]
     if not grids:
@@ -201,7 +204,15 @@ def mosaic(
         low, high = at.min(axis=1), at.max(axis=1)
         if centre is None:
             middle = _deprojected(axes.T @ ((low + high) / 2), middle)
-    return _plane(sky, middle, axes, step)
+    found = _plane(sky, middle, axes, step)
+    covered = sum(g.shape[0] * g.shape[1] * _pixel_side(g) ** 2 for g in grids) / step**2
+    h, w = found.shape
+    if h * w > SPREAD * covered:
+        raise InputError(
+            f"grid: {w} x {h} px are needed around {len(grids)} images that cover {covered / (h * w):.2%} of them; "
+            "a WCS is wrong, or give the grid"
+        )
+    return found
 
 
 def _plane(sky: np.ndarray, middle: np.ndarray, axes: np.ndarray, step: float) -> Grid:

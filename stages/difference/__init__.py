@@ -27,6 +27,9 @@ from skydelta.stages.robust import levels
 SAMPLES = 2e5
 """Pixels of which the report takes medians, about."""
 
+MUCH_LOST = 0.2
+"""Part of the usable field that may be lost to the long filters of zogy without a word."""
+
 
 class DifferenceConfig(StageConfig):
     """How the difference is formed."""
@@ -159,6 +162,12 @@ class Difference(Stage[DifferenceConfig]):
         ctx.metric("registration_error_px", error)
         mask, planes = self._proper_mask(science, reference, made)
         self._report(ctx, made.image, made.variance, made.score, made.usable, rho[0], rho[1], True)
+        both = to_host((science.good() & reference.good()).mean()).item()
+        left = ctx.metrics["usable_fraction"] / both
+        if left < 1 - MUCH_LOST:
+            ctx.flag(
+                "field_lost", f"the filters of zogy reach the edge or a bad pixel in {1 - left:.0%} of the usable field"
+            )
         common = {"mask": mask, "planes": planes}
         difference = science.with_(image=made.image, variance=made.variance, psf=made.psf, **common)
         score_plane = science.with_(image=made.score, variance=None, psf=None, unit=u.dimensionless_unscaled, **common)

@@ -176,6 +176,7 @@ def test_grid_is_a_target_for_align(rng):
         (lambda: mosaic([plane(SHAPE)], scale=-1), "scale = -1 arcsec"),
         (lambda: mosaic([plane(SHAPE), plane(SHAPE, sky=(217.3, 11.0))]), "reach|no middle"),
         (lambda: mosaic([plane(SHAPE), plane(SHAPE, sky=(67.3, 11.0))], scale=1e-4), "px are needed"),
+        (lambda: mosaic([plane(SHAPE), plane(SHAPE, sky=(42.3, 11.0))]), "px are needed around 2 images that cover"),
         (lambda: grid_of(fits.Header({"NAXIS1": 4})), "header: no celestial WCS"),
         (lambda: grid_of(plane(SHAPE).to_header()), "has no size"),
         (lambda: grid_of("/nowhere/a.fits"), "a.fits: cannot be read: No such file"),

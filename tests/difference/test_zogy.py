@@ -167,3 +167,10 @@ def test_the_method_keeps_host_and_device_apart(monkeypatch):
     image = to_host(made["score"].image)
     monkeypatch.undo()
     np.testing.assert_allclose(np.asarray(image), want["score"].image, atol=5e-3)
+
+
+@pytest.mark.parametrize(("shape", "said"), [((110, 120), True), ((420, 400), False)])
+def test_a_field_that_is_mostly_margin_is_said(shape, said):
+    ctx = context()
+    subtract(pair(seed=49, shape=shape, stars=max(20, shape[0] * shape[1] // 1200)), ctx)
+    assert ("field_lost" in ctx.flags) == said
