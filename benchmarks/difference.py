@@ -10,13 +10,13 @@ Python's garbage is collected between the passes, not in them, as timeit does.
 
 import argparse
 import gc
-import json
 import platform
 import time
 from pathlib import Path
 
 import numpy as np
 from astropy.wcs import WCS
+from record import record
 from threadpoolctl import threadpool_limits
 
 from skydelta.io.exposure import Exposure
@@ -143,11 +143,7 @@ def main():
         result["score_max"] = float(np.nanmax(np.abs(s - t)))
         result["cpu_candidates"] = len(cpu_catalog)
     limits.restore_original_limits()
-    text = json.dumps(result, indent=1)
-    print(text)
-    if a.out:
-        a.out.parent.mkdir(parents=True, exist_ok=True)
-        a.out.write_text(text + "\n")
+    record(result, a.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ derivatives. The best of the repeats counts; CPU seconds are shown beside, since
 """
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
+from record import record
 from scipy.optimize import least_squares
 
 import skydelta
@@ -140,11 +140,7 @@ def main():
         "state": "warm",
         "rows": rows,
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if a.out:
-        a.out.parent.mkdir(parents=True, exist_ok=True)
-        a.out.write_text(text + "\n")
+    record(result, a.out)
 
 
 if __name__ == "__main__":

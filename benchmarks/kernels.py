@@ -9,12 +9,12 @@ Inputs are those of the conformance tests at this size (tests/support/cases); st
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 from events import copy_rate, milliseconds
+from record import record
 
 from skydelta.kernels.backend import cupy, resolve
 from skydelta.kernels.core.fused import chains
@@ -77,11 +77,7 @@ def main():
         "state": "warm",
         "kernels": rows,
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if a.out:
-        a.out.parent.mkdir(parents=True, exist_ok=True)
-        a.out.write_text(text + "\n")
+    record(result, a.out)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.cpu.jit import inline, serial
-
-
-@inline
-def _root(parent, i):
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    return i
+from skydelta.kernels.cpu.detect import leader
+from skydelta.kernels.cpu.jit import serial
 
 
 @serial
@@ -54,7 +47,7 @@ def _flood(order, where, pixel, width, label, light, noise, significance, contra
             continue
         owner[r] = ranks[0]
         for j in range(m):
-            roots[j] = _root(branch, ranks[j])
+            roots[j] = leader(branch, ranks[j])
         best = roots[0]
         for j in range(1, m):
             best = min(best, roots[j])
@@ -65,15 +58,15 @@ def _flood(order, where, pixel, width, label, light, noise, significance, contra
                 to = ranks[j]
                 break
         for j in range(m):
-            lower = _root(branch, ranks[j])
-            higher = _root(branch, best)
+            lower = leader(branch, ranks[j])
+            higher = leader(branch, best)
             if lower == higher:
                 continue
             if lower < higher:
                 lower, higher = higher, lower
             peak, level = light[order[lower]], light[i]
             above = total[lower] - count[lower] * level
-            a, b = _root(owner, ranks[j]), _root(owner, to)
+            a, b = leader(owner, ranks[j]), leader(owner, to)
             other = own[b] - area[b] * level
             counts = peak - level > significance * noise[order[lower]] and above > contrast * other
             # what holds an object besides its own peak counts in any case
@@ -87,15 +80,15 @@ def _flood(order, where, pixel, width, label, light, noise, significance, contra
             branch[lower] = higher
             total[higher] += total[lower]
             count[higher] += count[lower]
-        top = _root(branch, best)
+        top = leader(branch, best)
         branch[r] = top
-        lead = _root(owner, r)
+        lead = leader(owner, r)
         own[lead] += light[i]
         area[lead] += 1
         total[top] += total[r]
         count[top] += 1
     for r in range(n):
-        owner[r] = _root(owner, r)
+        owner[r] = leader(owner, r)
 
 
 def peak_tree(

@@ -37,7 +37,8 @@ def extrema(image: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray
 
 
 @inline
-def _root(parent, i):
+def leader(parent, i):
+    """Leader of the set that ``i`` is in; the path to it is halved."""
     while parent[i] != i:
         parent[i] = parent[parent[i]]
         i = parent[i]
@@ -60,7 +61,7 @@ def _components(image, threshold, labels):
                 j, i = (y, x - 1) if k == 0 else (y - 1, x + k - 2)
                 if j < 0 or i < 0 or i >= width or labels[j, i] == 0 or (image[j, i] > 0) != (v > 0):
                     continue
-                root = _root(parent, labels[j, i])
+                root = leader(parent, labels[j, i])
                 if own == 0:
                     own = root
                 elif root != own:
@@ -82,7 +83,7 @@ def _components(image, threshold, labels):
     for y in range(height):
         for x in range(width):
             if labels[y, x] > 0:
-                labels[y, x] = number[_root(parent, labels[y, x])]
+                labels[y, x] = number[leader(parent, labels[y, x])]
                 area[labels[y, x] - 1] += 1
     return area
 
