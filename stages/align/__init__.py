@@ -98,16 +98,18 @@ class Align(Stage[AlignConfig]):
 
         With ``empty``, an image that covers nothing of the grid is a result, and not an error.
         """
-        aligned, weight, box = self._resampled(ctx, image.single(), onto, empty)
-        if weight is None:
-            weight = aligned.backend.xp.zeros(onto.shape, np.float32)
-            weight[box.slices] = 1.0
+        aligned, weight = self._resampled(ctx, image.single(), onto, empty)
+        if weight is None:  # a copy: the kernel is the pixel
+            usable = aligned.backend.xp.isfinite(aligned.image)
+            if aligned.mask is not None:
+                usable &= (aligned.mask & aligned.planes.bit(*FILL)) == 0
+            weight = usable.astype(np.float32)
         return aligned, weight
 
     def _resampled(
         self, ctx: Context, image: Exposure, onto: Exposure, empty: bool = False
-    ) -> tuple[Exposure, Array | None, Box]:
-        """The aligned image, and its footprint or (of a copy) the box that it covers."""
+    ) -> tuple[Exposure, Array | None]:
+        """The aligned image, and its footprint if it was interpolated."""
         grid = self._map(image, onto)
         planes = onto.planes.union([*CORE_PLANES, *image.planes])
         mask = None if image.mask is None else image.planes.translate(image.mask, planes)
@@ -117,7 +119,6 @@ class Align(Stage[AlignConfig]):
         ctx.metric("pixel_area_ratio", list(grid.area))
         flux = self._factor(image) and max(abs(a - 1) for a in grid.area) > EQUAL_AREA
         ctx.metric("conserved", "flux" if flux else "brightness")
-        box = Box(0, 0, 0, 0)
         if grid.shift is None:
             method: str = self.config.method
             bits = MaskBits(
@@ -155,7 +156,7 @@ class Align(Stage[AlignConfig]):
             header=header,
             notes={**image.notes, "align": method},
         )
-        return aligned, new.weight, box
+        return aligned, new.weight
 
     def _map(self, image: Exposure, onto: Exposure) -> PixelMap:
         if self.config.aligned:

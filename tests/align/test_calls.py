@@ -15,6 +15,7 @@ from support_wcs import Wrapped
 import skydelta
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.exposure import Exposure
+from skydelta.io.planes import MaskPlanes
 from skydelta.pipeline.cli import cli
 
 SHAPE, ONTO = (90, 100), (80, 110)
@@ -307,3 +308,22 @@ def test_command_names_what_is_wrong(words, code, message, files, monkeypatch):
     assert re.search(message, done.output), done.output
     assert done.output.strip().splitlines()[-1].startswith(("skydelta: ", "Error: "))
     assert not (folder / "out.fits").exists()
+
+
+@pytest.mark.parametrize("shift", [(4, -3), (4.3, -3.2)], ids=["copied", "interpolated"])
+def test_footprint_is_nothing_on_bad_pixels_whatever_the_way(image, shift, tmp_path):
+    """A hole of NaN and one of BAD pixels, both wider than the kernel."""
+    planes = MaskPlanes.of({"BAD": 0})
+    mask = np.zeros(SHAPE, np.int32)
+    image[20:40, 20:40], mask[50:70, 50:70] = np.nan, planes.bit("BAD")
+    exposure = Exposure(image, mask=mask, planes=planes, wcs=plane(SHAPE))
+    skydelta.write(exposure, tmp_path / "in.fits")
+    fits.PrimaryHDU(np.zeros(SHAPE, np.float32), plane(SHAPE, shift=shift).to_header()).writeto(tmp_path / "onto.fits")
+    done = command(tmp_path, tmp_path / "in.fits", "--onto", tmp_path / "onto.fits", "-o", tmp_path / "out.fits")
+    assert done.exit_code == 0, done.output
+    footprint = fits.getdata(tmp_path / "out.fits", "FOOTPRINT")
+    # where the target's pixels lie in the image: the middles of the holes, and far from both
+    there = WCS(fits.getheader(tmp_path / "out.fits", "SCI"))
+    at = [there.all_world2pix(*plane(SHAPE).all_pix2world(x, y, 0), 0) for x, y in ((30, 30), (60, 60), (70, 30))]
+    values = [float(footprint[int(np.rint(y)), int(np.rint(x))]) for x, y in at]
+    assert values == [0, 0, 1]
