@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m skydelta.pipeline.demo
 
 test: lint typecheck
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

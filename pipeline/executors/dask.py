@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -219,11 +220,13 @@ class Dask:
         self, task: Task, flight: _Flight, future: Any, tries: Counter[str], stock: deque[WorkItem]
     ) -> Receipt | None:
         """What an item has come to; None when it is to be tried again."""
-        if future.status == "finished":
-            receipt, events = future.result()
+        found = self._fetched(future)
+        if found is not None:
+            receipt, events = found
             hub_of(task).replay(events)
             return receipt
-        if future.status in ("cancelled", "lost"):  # the connection broke; the client looks for the scheduler again
+        if future.status != "error":
+            # The connection broke, or the worker died with the result: what it had done is found done on the disk.
             stock.appendleft(flight.item)
             return None
         error = future.exception()
@@ -231,6 +234,17 @@ class Dask:
             raise error
         self._places = {address: place for address, place in self._places.items() if address != flight.address}
         return self._died(task, flight, tries, stock)
+
+    def _fetched(self, future: Any) -> tuple[Receipt, list[Event]] | None:
+        """The result of a future; None when there is none, or when it is lost on the way.
+
+        Asked for without end, Dask would wait for the worker that is gone to do it again.
+        """
+        end = time.monotonic() + ANSWER
+        while future.status == "finished" and time.monotonic() < end:
+            with contextlib.suppress(TimeoutError, CancelledError):
+                return future.result(timeout=0.5)
+        return None
 
     def _died(self, task: Task, flight: _Flight, tries: Counter[str], stock: deque[WorkItem]) -> Receipt | None:
         """A worker died with an item; None when another worker is to try it.

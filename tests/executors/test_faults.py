@@ -212,6 +212,26 @@ def test_dask_workers_are_killed(items, cluster):
     whole(ids)
 
 
+def test_a_dask_worker_dies_with_a_result(items, cluster, monkeypatch):
+    """An item is done and its worker gone before the receipt was fetched: it is taken from the disk, not waited for."""
+    items("a", "b", "c")
+    whole_receipt, struck = dask.Dask._receipt, []
+
+    def receipt_of_the_dead(self, task, flight, future, *rest):
+        if future.status == "finished" and not struck:
+            struck.append(flight.item.id)
+            pid = self._client.run(os.getpid, workers=[flight.address])[flight.address]
+            os.kill(pid, signal.SIGKILL)
+        return whole_receipt(self, task, flight, future, *rest)
+
+    monkeypatch.setattr(dask, "ANSWER", 2.0)
+    monkeypatch.setattr(dask.Dask, "_receipt", receipt_of_the_dead)
+    result = run(executor="dask", dask_address=cluster.scheduler_address)
+    assert {o.id: o.status for o in result.outcomes} == dict.fromkeys("abc", "done")
+    assert [o.id for o in result.outcomes if o.resumed] == struck
+    whole("abc")
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_is_killed(items, finished, stage):
     """The launcher ends the job; what was done stays, and the same command does the rest."""
