@@ -41,16 +41,19 @@ def chebyshev(t: Array, order: int) -> list[Array]:
 
 
 def polynomial_plane(backend: Backend, coefficients: np.ndarray, order: int, u: np.ndarray, v: np.ndarray) -> Array:
-    """sum_p c_p T_i(u) T_j(v) on the grid of columns u and rows v: float32 (len(v), len(u)), no term as a plane."""
+    """sum_p c_p T_i(u) T_j(v) on the grid of columns u (..., W) and rows v (..., H): float32 (..., H, W).
+
+    No term is made as a plane of its own.
+    """
     table = np.zeros((order + 1, order + 1))
     for (i, j), c in zip(polynomial_exponents(order), coefficients, strict=True):
         table[j, i] = c
-    rows = np.stack(chebyshev(v, order), axis=1) @ table
-    return product_plane(backend, rows, np.stack(chebyshev(u, order)))
+    rows = np.stack(chebyshev(v, order), axis=-1) @ table
+    return product_plane(backend, rows, np.stack(chebyshev(u, order), axis=-2))
 
 
 def product_plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:
-    """rows (H, k) times columns (k, W), summed in float32: as exact as the image that it is taken from."""
+    """rows (..., H, k) times columns (..., k, W), summed in float32: as exact as the image that it is taken from."""
     return backend.asarray(rows, np.float32) @ backend.asarray(columns, np.float32)
 
 

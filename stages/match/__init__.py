@@ -164,8 +164,9 @@ class Match(Stage[MatchConfig]):
         if len(chosen):
             stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
             weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
-            chi2 = stamp_chi2(residuals(kernel, stamps, chosen), weight)
-            field_quality(ctx, kernel, stamps, chosen, weight)
+            left = residuals(kernel, stamps, chosen)
+            chi2 = stamp_chi2(left, weight)
+            field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
         kernel = replace(kernel, **_judged(chosen, chi2, np.zeros(len(chosen), bool), kernel.sums(chosen.x, chosen.y)))
         _report(ctx, kernel, slope, width)
         return kernel
@@ -263,13 +264,15 @@ class Match(Stage[MatchConfig]):
             varies, result = True, fit(sums, phi, many, fitted, self.config.clip)
         ctx.metric("flux_ratio_varies", varies and order > 0)
         kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
-        varied = changed(residuals(kernel, stamps, chosen), weight, broad_fwhm, result.used) & fitted
+        left = residuals(kernel, stamps, chosen)
+        varied = changed(left, weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
             # what has changed on a star is no business of the kernel's
             result = fit(sums, phi, result.layout, fitted & ~varied, self.config.clip)
             kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
+            left = residuals(kernel, stamps, chosen)
         ctx.metric("stamps_changed", int(varied.sum()))
-        field_quality(ctx, kernel, stamps, chosen, weight)
+        field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
         _report(ctx, kernel, slope, width)
         if result.shared:
             ctx.flag(

@@ -8,8 +8,8 @@ import numpy as np
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.stages.base import Context
-from skydelta.stages.match.residuals import residuals, stamp_chi2
-from skydelta.stages.match.stamps import Selection, Stamps
+from skydelta.stages.match.residuals import stamp_chi2
+from skydelta.stages.match.stamps import Selection
 from skydelta.stages.robust import median
 
 GRID = 3
@@ -32,7 +32,7 @@ MISREGISTERED = 4.0
 """Standard deviations by which the mean square shift of the stamps may exceed their errors before it is said."""
 
 
-def field_quality(ctx: Context, kernel: MatchKernel, stamps: Stamps, at: Selection, weight: Array) -> None:
+def field_quality(ctx: Context, kernel: MatchKernel, at: Selection, broad: Array, left: Array, weight: Array) -> None:
     """Record maps of chi2 and flux scale and the shift that is left, from the held-out stamps (all, without any).
 
     With M the matched image, r what is left and w its inverse variance, the flux scale of a stamp is off by
@@ -42,23 +42,23 @@ def field_quality(ctx: Context, kernel: MatchKernel, stamps: Stamps, at: Selecti
     Figures: ``chi2_map``, ``kernel_sum_map`` (`GRID` x `GRID` cells, lowest row first, NaN where empty),
     ``residual_shift_px`` (root mean square of an axis, noise taken off, single outliers too), ``residual_shift_chi2``
     (1 without shifts).
+
+    Parameters
+    ----------
+    broad, left, weight : float32 (n, m, m)
+        Stamps of the image that is matched, what `residuals` leaves of them, and its inverse variance.
     """
     rows = np.flatnonzero(at.held_out) if at.held_out.any() else np.arange(len(at))
     if not len(rows):
         return
     x, y = at.x[rows], at.y[rows]
-    here = Selection(x, y, at.held_out[rows], {})
     index = backend_of(weight).asarray(rows)
-    part = Stamps(
-        *(plane[index] for plane in (stamps.sharp, stamps.broad, stamps.sharp_variance, stamps.broad_variance))
-    )
-    w = weight[index]
-    left = residuals(kernel, part, here)
+    broad, left, w = broad[index], left[index], weight[index]
     height, width = kernel.domain.shape
     cell = np.minimum(y * GRID // height, GRID - 1) * GRID + np.minimum(x * GRID // width, GRID - 1)
     chi2 = stamp_chi2(left, w)
     chi2_map = [float(median(chi2[cell == c])) if (cell == c).any() else float("nan") for c in range(GRID**2)]
-    sums = _sums(part.broad - left, left, w)
+    sums = _sums(broad - left, left, w)
     own = kernel.sums(x.astype(float), y.astype(float))
     ctx.metric("chi2_map", chi2_map)
     ctx.metric("kernel_sum_map", [_scale(own, sums[0], sums[1], cell == c) for c in range(GRID**2)])

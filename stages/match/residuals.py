@@ -7,6 +7,7 @@ import numpy as np
 
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.polynomial import polynomial_plane
 from skydelta.stages.match.stamps import Selection, Stamps
 
 CHANGED = 4.5
@@ -30,12 +31,13 @@ def residuals(kernel: MatchKernel, stamps: Stamps, at: Selection) -> Array:
     sharp = stamps.within(pad)
     # what wraps around stays outside of the part that is used
     side = fft.next_fast_len(sharp.shape[1], True)
-    kernels = backend.asarray(kernel.render(at.x, at.y), np.float32)
+    terms, images = backend.asarray(kernel.spatial_terms(at.x, at.y)), backend.asarray(kernel.images)
+    kernels = backend.xp.tensordot(terms, images, axes=(0, 0)).astype(np.float32)
     full = fft.irfft2(fft.rfft2(sharp, (side, side)) * fft.rfft2(kernels, (side, side)), (side, side))
     j, i = pad + h // 2, pad + w // 2
     o = np.arange(m) - m // 2
-    x, y = np.broadcast_arrays(at.x[:, None, None] + o, at.y[:, None, None] + o[:, None])
-    background = backend.asarray(kernel.background_at(x, y), np.float32)
+    u, v = kernel.domain.uv(at.x[:, None] + o, at.y[:, None] + o)
+    background = polynomial_plane(backend, kernel.background, kernel.background_order, u, v)
     return stamps.broad - full[:, j : j + m, i : i + m] - background
 
 
