@@ -11,12 +11,12 @@ import numpy as np
 from scipy.ndimage import binary_dilation, convolve, gaussian_filter
 
 from skydelta.errors import InputError
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.polynomial import product_plane
+from skydelta.kernels.sky import ENOUGH, block_sky
 
 BLOCK = 64
 """Side of the blocks in which sky and noise are measured, px."""
-
-LAG = 4
-"""Distance of the pixel pairs whose difference gives the noise, px: beyond the correlation of resampled pixels."""
 
 SMOOTH = 1.0
 """Width (sigma, px) of the smoothing under the photon noise of faint pixels."""
@@ -29,9 +29,6 @@ MODEL_TRUSTED = (0.6, 1.6)
 
 WHITE = 0.8
 """White over total noise variance above which the noise counts as white."""
-
-ENOUGH = 16
-"""Pixels below which nothing is measured."""
 
 SAMPLED = 200
 """Blocks that are enough for one number of the whole image."""
@@ -111,32 +108,8 @@ def from_plane(plane: np.ndarray, kind: str, source: str) -> Variance:
 def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sky level and noise (robust sigma) of blocks: float64 (ny, nx) each, NaN where too few pixels are good."""
     ny, nx = _counts(image.shape)
-    found = [_block(image[box], good[box]) for box in _boxes(image.shape)]
-    sky, noise = np.array(found).T.reshape(2, ny, nx)
-    return sky, noise
-
-
-def _block(part: np.ndarray, ok: np.ndarray) -> tuple[float, float]:
-    """Median and noise of one block; differences of pixels `LAG` apart, so that gradients do not count."""
-    if ok.sum() < max(0.1 * part.size, ENOUGH):
-        return np.nan, np.nan
-    part = part.astype(float)
-    blank = ok & ~_objects(part, ok)
-    pairs = blank[:, LAG:] & blank[:, :-LAG]
-    if pairs.sum() < ENOUGH:
-        pairs = ok[:, LAG:] & ok[:, :-LAG]
-    noise = np.nan
-    if pairs.sum() >= ENOUGH:
-        d = (part[:, LAG:] - part[:, :-LAG])[pairs]
-        noise = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
-    return float(np.median(part[ok])), float(noise)
-
-
-def _objects(part: np.ndarray, ok: np.ndarray) -> np.ndarray:
-    """Pixels in or near light that stands out of the smoothed block."""
-    smooth = gaussian_filter(np.where(ok, part - np.median(part[ok]), 0), SMOOTH, truncate=3)
-    spread = 1.4826 * np.median(np.abs(smooth[ok]))
-    return binary_dilation(smooth > 3 * spread, np.ones((3, 3), bool), iterations=4)
+    sky, noise = block_sky(image, good, np.array(_boxes(image.shape)))
+    return sky.reshape(ny, nx), noise.reshape(ny, nx)
 
 
 def white_noise(image: np.ndarray, good: np.ndarray) -> float:
@@ -145,7 +118,8 @@ def white_noise(image: np.ndarray, good: np.ndarray) -> float:
     Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
     """
     found = []
-    for box in _boxes(image.shape, SAMPLED):
+    for y0, y1, x0, x1 in _boxes(image.shape, SAMPLED):
+        box = np.s_[y0:y1, x0:x1]
         part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
         inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
         if inner.sum() >= ENOUGH:
@@ -174,6 +148,7 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
     InputError
         Fewer good pixels than any noise can be measured from.
     """
+    image = image.astype(np.float32, copy=False)
     sky, noise = local_sky(image, good)
     if not np.isfinite(noise).any():
         raise InputError(f"variance cannot be estimated: {int(good.sum())} good pixels of {image.size} are too few")
@@ -228,23 +203,25 @@ def _estimated(values: np.ndarray, note: dict[str, Any]) -> Variance:
 
 def _spread(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Bilinear between block centres, constant outside them: float32 (H, W)."""
-    out = blocks.astype(np.float32)
-    for axis, n in enumerate(shape):
-        k = blocks.shape[axis]
-        at = np.clip((np.arange(n) + 0.5) * (k / n) - 0.5, 0, k - 1)
-        low = np.minimum(at.astype(int), max(k - 2, 0))
-        f = (at - low).astype(np.float32).reshape((-1, 1) if axis == 0 else (1, -1))
-        out = out.take(low, axis) * (1 - f) + out.take(np.minimum(low + 1, k - 1), axis) * f
-    return out
+    rows, columns = (_tents(n, k) for n, k in zip(shape, blocks.shape, strict=True))
+    return product_plane(CPU, rows @ blocks, columns.T)
+
+
+def _tents(n: int, k: int) -> np.ndarray:
+    """Weights of k values in n pixels between their centres: float64 (n, k)."""
+    at = np.clip((np.arange(n) + 0.5) * (k / n) - 0.5, 0, k - 1)
+    return np.maximum(1 - np.abs(at[:, None] - np.arange(k)), 0)
 
 
 def sky_chi2(image: np.ndarray, variance: np.ndarray, good: np.ndarray) -> float | None:
     """Measured over stated variance of the sky; 1 when the plane means what its name says, None without enough sky."""
-    ratios = []
-    for box in _boxes(image.shape, SAMPLED):
-        _, noise = _block(image[box], good[box])
-        if np.isfinite(noise):
-            ratios.append(noise**2 / np.median(variance[box][good[box]]))
+    boxes = _boxes(image.shape, SAMPLED)
+    _, noise = block_sky(image, good, np.array(boxes))
+    ratios = [
+        sigma**2 / np.median(variance[y0:y1, x0:x1][good[y0:y1, x0:x1]])
+        for sigma, (y0, y1, x0, x1) in zip(noise, boxes, strict=True)
+        if np.isfinite(sigma)
+    ]
     return float(np.median(ratios)) if ratios else None
 
 
@@ -253,10 +230,10 @@ def _counts(shape: tuple[int, ...]) -> tuple[int, int]:
     return max(1, round(shape[0] / BLOCK)), max(1, round(shape[1] / BLOCK))
 
 
-def _boxes(shape: tuple[int, ...], at_most: int | None = None) -> list[tuple[slice, slice]]:
-    """The blocks of an image in row order, or as many of them, spread evenly."""
+def _boxes(shape: tuple[int, ...], at_most: int | None = None) -> list[tuple[int, int, int, int]]:
+    """The blocks (y0, y1, x0, x1) of an image in row order, or as many of them, spread evenly."""
     rows, columns = (np.linspace(0, n, k + 1).astype(int) for n, k in zip(shape, _counts(shape), strict=True))
-    boxes = [(slice(*r), slice(*c)) for r in pairwise(rows.tolist()) for c in pairwise(columns.tolist())]
+    boxes = [(*r, *c) for r in pairwise(rows.tolist()) for c in pairwise(columns.tolist())]
     if at_most is None or len(boxes) <= at_most:
         return boxes
     return [boxes[i] for i in np.linspace(0, len(boxes) - 1, at_most).astype(int)]

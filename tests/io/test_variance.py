@@ -8,6 +8,8 @@ from scipy.ndimage import gaussian_filter
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.read import read
 from skydelta.io.variance import Detector, estimate, from_plane, sky_chi2, white_noise
+from skydelta.kernels.cpu import reference_sky
+from skydelta.kernels.sky import block_sky
 
 BAD = [np.nan, np.inf, -np.inf, 0.0, -2.0]
 
@@ -118,6 +120,18 @@ def test_a_crowded_field_does_not_hide_the_detector(rng):
     found = estimate(counts, np.ones(counts.shape, bool), Detector(1.9, 5.0))
     assert found.note["source"] == "gain"
     assert found.note["sky_variance_measured"] > 1.6 * found.note["sky_variance_modelled"]
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 3), (1, 70), (64, 64), (63, 66), (130, 97)])
+def test_sky_of_blocks_is_that_of_scipy(rng, shape):
+    image = rng.normal(100, 3, shape).astype(np.float32)
+    image[rng.random(shape) < 0.02] += 200
+    good = rng.random(shape) > 0.05
+    image[~good] = np.nan
+    boxes = np.array([(0, shape[0], 0, shape[1]), (0, (shape[0] + 1) // 2, shape[1] // 3, shape[1])])
+    for use in (good, good & (rng.random(shape) < 0.08)):
+        for found, expected in zip(block_sky(image, use, boxes), reference_sky.block_sky(image, use, boxes), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-12, equal_nan=True)
 
 
 def test_white_noise(rng, figure):
