@@ -130,8 +130,8 @@ def test_sky_of_blocks_is_that_of_scipy(rng, shape):
     image[~good] = np.nan
     boxes = np.array([(0, shape[0], 0, shape[1]), (0, (shape[0] + 1) // 2, shape[1] // 3, shape[1])])
     for use in (good, good & (rng.random(shape) < 0.08)):
-        for found, expected in zip(block_sky(image, use, boxes), reference_sky.block_sky(image, use, boxes), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-12, equal_nan=True)
+        made, expected = block_sky(image, use, boxes), reference_sky.block_sky(image, use, boxes)
+        np.testing.assert_allclose(made, expected, rtol=1e-12, equal_nan=True)
 
 
 def test_white_noise(rng, figure):
