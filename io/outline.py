@@ -13,7 +13,8 @@ from astropy.wcs import WCS
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
-from skydelta.io.fits.reader import open_file, split_extension
+from skydelta.io.fits.layout import Hdu
+from skydelta.io.fits.reader import Source, open_file, split_extension
 from skydelta.io.header import unit_of, user_cards
 from skydelta.io.read import read
 from skydelta.io.wcs import celestial_wcs
@@ -29,6 +30,8 @@ class Outline:
         What `skydelta.read` takes to get the pixels.
     why : str
         Why there is no WCS.
+    cards : astropy.io.fits.Header
+        Of a file: all cards of the HDU over those of a primary HDU without pixels, as they are stored.
     """
 
     source: Any
@@ -38,6 +41,7 @@ class Outline:
     unit: u.UnitBase | None
     header: fits.Header = field(default_factory=fits.Header)
     why: str = ""
+    cards: fits.Header = field(default_factory=fits.Header, repr=False)
 
     def read(self, device: str = "auto") -> Exposure:
         """The image, as `skydelta.read`."""
@@ -61,15 +65,49 @@ def outline(source: Any) -> Outline:
         return Outline(source, found.id, found.shape, found.wcs, found.unit, found.header)
     path, extension = split_extension(str(source))
     with open_file(path) as file:
-        hdu = file.image(extension)
-        if hdu.fault or len(hdu.shape) != 2:
-            raise file.error(hdu, hdu.fault or f"shape {hdu.shape}; an image of two dimensions is needed")
-        header = file.keywords(hdu)
-        shape = hdu.shape[0], hdu.shape[1]
-        try:
-            wcs, notes = celestial_wcs(header, file.astropy, shape)
-        except InputError as e:
-            wcs, notes = None, [str(e)]
+        name = Path(path).name + (f"[{extension}]" if extension is not None else "")
+        return _of(file, file.image(extension), source, name)
+
+
+def detectors(path: str | Path) -> list[Outline]:
+    """Every detector of a file: its images by name (SCI, SCI,2, ...), else its images whose names say nothing else.
+
+    A file of one has ``FILE`` as its source; of several, each has ``FILE[NAME]``, ``FILE[NAME,VER]`` where names occur
+    twice, or ``FILE[NUMBER]``.
+
+    Raises
+    ------
+    InputError
+        As `outline`.
+    """
+    path, extension = split_extension(str(path))
+    with open_file(path) as file:
+        hdus = file.detectors() if extension is None else [file.image(extension)]
+        if len(hdus) == 1:
+            suffixes = ["" if extension is None else f"[{extension}]"]
+        else:
+            suffixes = [f"[{_address(file, hdu)}]" for hdu in hdus]
+        return [_of(file, h, path + end, Path(path).name + end) for h, end in zip(hdus, suffixes, strict=True)]
+
+
+def _address(file: Source, hdu: Hdu) -> str:
+    """What `Source.find` finds the HDU by, and no other one: its name, else with its version, else its number."""
+    alike = [h for h in file.hdus if h.name == hdu.name]
+    if not hdu.name or any(c in hdu.name for c in ",[]") or hdu.name.isdigit():
+        return str(hdu.index)
+    if len(alike) == 1:
+        return hdu.name
+    return f"{hdu.name},{hdu.version}" if sum(h.version == hdu.version for h in alike) == 1 else str(hdu.index)
+
+
+def _of(file: Source, hdu: Hdu, source: Any, name: str) -> Outline:
+    if hdu.fault or len(hdu.shape) != 2:
+        raise file.error(hdu, hdu.fault or f"shape {hdu.shape}; an image of two dimensions is needed")
+    header = file.keywords(hdu)
+    shape = hdu.shape[0], hdu.shape[1]
+    try:
+        wcs, notes = celestial_wcs(header, file.astropy, shape)
+    except InputError as e:
+        wcs, notes = None, [str(e)]
     why = "" if wcs is not None else "; ".join(notes)
-    name = Path(path).name + (f"[{extension}]" if extension is not None else "")
-    return Outline(source, name, shape, wcs, unit_of(header)[0], user_cards(header), why)
+    return Outline(source, name, shape, wcs, unit_of(header)[0], user_cards(header), why, header)

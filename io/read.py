@@ -18,8 +18,17 @@ from skydelta.io import variance as variances
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
 from skydelta.io.fits.layout import Hdu
-from skydelta.io.fits.pixels import Flags
-from skydelta.io.fits.reader import FitsFile, InMemory, Source, open_file, role, split_extension
+from skydelta.io.fits.pixels import Flags, Section
+from skydelta.io.fits.reader import (
+    FitsFile,
+    InMemory,
+    Source,
+    open_file,
+    role,
+    section_text,
+    split_extension,
+    split_section,
+)
 from skydelta.io.header import unit_of, user_cards
 from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
@@ -66,6 +75,19 @@ class _Draft:
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
     opened: list[Source] = field(default_factory=list)
+    section: Section | None = None
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """Shape of the image that the section is a part of; other planes must have it too."""
+        if self.section is not None and self.hdu is not None:
+            return self.hdu.shape[0], self.hdu.shape[1]
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """(y, x) of the first pixel in the frame."""
+        return (self.section[0].start, self.section[1].start) if self.section is not None else (0, 0)
 
     @property
     def mask(self) -> np.ndarray:
@@ -99,7 +121,9 @@ def read(
     ----------
     source : str, Path, bytes, file object, HDU, HDUList, CCDData, NDData, array (H, W), (array, header) or Exposure
         A path or http(s) URL may name an HDU: ``file.fits[SCI]``, ``file.fits[1]``. Bytes and binary file objects
-        hold a whole file. A file opened by `skydelta.open` is taken too, and left open.
+        hold a whole file. A file opened by `skydelta.open` is taken too, and left open. A part of an image is
+        ``file.fits[SCI][x1:x2,y1:y2]``, written as FITS tools do (first pixel 1, ends included): only the rows or
+        tiles that it touches are read, of every plane of the file, and ``origin`` says where it was.
     image : str or int, optional
         HDU name (``SCI``, ``SCI,2``) or number; by rule SCI or IMAGE, else the first two-dimensional image.
     variance, sigma, weight : path or array, optional
@@ -153,12 +177,14 @@ def read(
 
 def _open(source: Any, image: str | int | None, dtype: Literal["float32", "native"], stack: ExitStack) -> _Draft:
     """The image and its header."""
+    section: Section | None = None
     if isinstance(source, tuple) and len(source) == 2:
         return _from_array(source[0], source[1], dtype)
     if isinstance(source, FitsFile):
         opened: Source = source
     elif isinstance(source, str | Path):
-        path, extension = split_extension(str(source))
+        whole, section = split_section(str(source))
+        path, extension = split_extension(whole)
         if extension is not None and image is not None and str(image) != extension:
             raise ConfigError(f"read: {source} names HDU {extension!r}, image= names {image!r}; one is allowed")
         opened = stack.enter_context(open_file(path))
@@ -178,8 +204,10 @@ def _open(source: Any, image: str | int | None, dtype: Literal["float32", "nativ
         )
     hdu = opened.image(image)
     flags = Flags(MaskPlanes().bit("NO_DATA"))
-    header, pixels, odd = opened.read(hdu, dtype, flags=flags)
-    draft = _Draft(pixels, opened.keywords(hdu, header), flags, opened, hdu)
+    if section is not None and len(hdu.shape) == 2 and any(s.stop > n for s, n in zip(section, hdu.shape, strict=True)):
+        raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
+    header, pixels, odd = opened.read(hdu, dtype, section, flags)
+    draft = _Draft(pixels, opened.keywords(hdu, header), flags, opened, hdu, section=section)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
@@ -188,6 +216,8 @@ def _open(source: Any, image: str | int | None, dtype: Literal["float32", "nativ
         "name": hdu.name,
         "type": flags.native,
     }
+    if section is not None:
+        draft.notes["image"]["section"] = section_text(section)
     if hdu.compression:
         draft.notes["image"]["compression"] = hdu.compression
     alike = [h for h in opened.hdus if h.is_image and role(h) == "image" and h is not hdu]
@@ -279,6 +309,7 @@ def _complete(
         attached,
         unit,
         user_cards(draft.header),
+        draft.corner,
         id=Path(draft.source.label).name if draft.source is not None else "",
         notes=draft.notes,
     )
@@ -288,15 +319,18 @@ def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> tuple[np.n
     """Pixels, header and name of a plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
     if not isinstance(given, str | Path):
         pixels, header, name = to_host(given), fits.Header(), "array"
+        _same_shape(draft, kind, name, pixels.shape)
+        pixels = pixels if draft.section is None else pixels[draft.section]
     else:
         path, extension = split_extension(str(given))
         source = stack.enter_context(open_file(path))
         draft.opened.append(source)
         hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
-        stored, pixels, odd = source.read(hdu)
+        name = f"{Path(path).name} {hdu.label}"
+        _same_shape(draft, kind, name, hdu.shape)
+        stored, pixels, odd = source.read(hdu, section=draft.section)
         draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
-        header, name = source.keywords(hdu, stored), f"{Path(path).name} {hdu.label}"
-    _same_shape(draft, kind, name, pixels.shape)
+        header = source.keywords(hdu, stored)
     return pixels, header, name
 
 
@@ -314,8 +348,8 @@ def _companion_file(source: Source, kind: str, draft: _Draft) -> Hdu:
 
 
 def _same_shape(draft: _Draft, kind: str, name: str, shape: tuple[int, ...]) -> None:
-    if shape != draft.pixels.shape:
-        raise InputError(f"{draft.label}: {kind} ({name}) has shape {shape}, the image {draft.pixels.shape}")
+    if shape != draft.frame:
+        raise InputError(f"{draft.label}: {kind} ({name}) has shape {shape}, the image {draft.frame}")
 
 
 def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | None:
@@ -325,9 +359,10 @@ def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | N
     hdu = draft.source.companion(kind, draft.hdu)
     if hdu is None or 0 in (hdu.shape or (0,)):
         return None
-    header, pixels, odd = draft.source.read(hdu)
+    if hdu.fault is None:
+        _same_shape(draft, kind, hdu.label, hdu.shape)
+    header, pixels, odd = draft.source.read(hdu, section=draft.section)
     draft.warnings += [f"{hdu.label}: {line}" for line in odd]
-    _same_shape(draft, kind, hdu.label, pixels.shape)
     return pixels, draft.source.keywords(hdu, header), hdu.label
 
 
@@ -432,8 +467,9 @@ def _sum_of_components(draft: _Draft, source: Source) -> tuple[np.ndarray, str]:
     total, names = np.zeros(draft.pixels.shape), []
     for hdu in source.hdus:
         if role(hdu) == "variance component" and draft.hdu is not None and hdu.version == draft.hdu.version:
-            _, values, _ = source.read(hdu)
-            _same_shape(draft, "variance", hdu.label, values.shape)
+            if hdu.fault is None:
+                _same_shape(draft, "variance", hdu.label, hdu.shape)
+            _, values, _ = source.read(hdu, section=draft.section)
             total += values
             names.append(hdu.name)
     return total, " + ".join(names)
@@ -489,21 +525,21 @@ def _wcs(draft: _Draft) -> Any:
         draft.notes["wcs"] = "given"
         return draft.stated["wcs"]
     tables = draft.source.astropy if draft.source is not None else None
-    shape = (draft.pixels.shape[0], draft.pixels.shape[1])
     try:
-        wcs, said = celestial_wcs(draft.header, tables, shape)
+        wcs, said = celestial_wcs(draft.header, tables, draft.frame)
     except InputError as e:
         wcs, said = None, [str(e)]
         draft.warnings.append(str(e))
     if wcs is not None:
         draft.warnings += said
         said = [", ".join(wcs.wcs.ctype)]
+        wcs = wcs if draft.section is None else wcs.slice(draft.section)
     draft.notes["wcs"] = "; ".join(said)
     return wcs
 
 
 def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
-    shape = (draft.pixels.shape[0], draft.pixels.shape[1])
+    shape = draft.frame
     if isinstance(given, Psf):
         draft.notes["psf"] = {"source": "given"}
         return given
@@ -521,7 +557,7 @@ def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
     else:
         stamp, said = psf_from_stamp(to_host(given), shape)
         draft.notes["psf"] = {"source": "array", **said}
-        return stamp
+        return stamp.moved(*draft.corner)
     if source is None or hdu is None:
         return None
     header, pixels, _ = source.read(hdu)
@@ -530,4 +566,4 @@ def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
     except InputError as e:
         raise source.error(hdu, f"PSF: {e}") from None
     draft.notes["psf"] = {"source": f"{Path(source.label).name} {hdu.label}", **said}
-    return made
+    return made.moved(*draft.corner)

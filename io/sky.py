@@ -120,3 +120,37 @@ def icrs_positions(wcs: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
         return world[lon] % 360.0, world[lat]
     icrs = SkyCoord(world[lon], world[lat], unit="deg", frame=frame).icrs
     return np.asarray(icrs.ra.deg, float), np.asarray(icrs.dec.deg, float)
+
+
+def icrs_pixels(wcs: Any, ra: np.ndarray, dec: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """0-based pixel positions of ra, dec (degrees, ICRS) in a two-dimensional WCS; NaN where it has none.
+
+    The inverse of `icrs_positions`. An inverse distortion that ends elsewhere, which it may do far outside the image,
+    is NaN too: the position found must map back to within a hundredth of an arcsecond.
+
+    Raises
+    ------
+    InputError
+        Its axes have no frame on the sky.
+    """
+    low = low_level(wcs)
+    axes = celestial_axes(low)
+    if axes is None:
+        raise InputError(f"axes {sky_type(low)} have no frame that ICRS positions could be computed from")
+    frame, lon, lat = axes
+    world: list[np.ndarray] = [np.empty(0), np.empty(0)]
+    world[lon], world[lat] = np.asarray(ra, float), np.asarray(dec, float)
+    if frame.name != "icrs":
+        there = SkyCoord(world[lon], world[lat], unit="deg", frame="icrs").transform_to(frame).spherical
+        world[lon], world[lat] = there.lon.deg, there.lat.deg
+    values = [(v * u.deg).to_value(u.Unit(unit)) for v, unit in zip(world, low.world_axis_units, strict=True)]
+    with np.errstate(all="ignore"):
+        if isinstance(low, WCS):
+            x, y = low.all_world2pix(*values, 0, quiet=True)
+        else:
+            x, y = (np.asarray(v, float) for v in low.world_to_pixel_values(*values))
+        back_ra, back_dec = icrs_positions(wcs, x, y)
+        across = (back_ra - ra + 180) % 360 - 180
+        off = np.hypot(across * np.cos(np.radians(dec)), back_dec - dec)
+    found = off < 0.01 / 3600
+    return np.where(found, x, np.nan), np.where(found, y, np.nan)

@@ -13,8 +13,9 @@ import numpy as np
 from astropy.table import Table
 
 from skydelta.errors import ConfigError, InputError
-from skydelta.io.fits.reader import split_extension
-from skydelta.pipeline.workflow import Step, value_of
+from skydelta.io.fits.reader import split_extension, split_section
+from skydelta.pipeline import pairing
+from skydelta.pipeline.workflow import PAIR_BY, Step, value_of
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
 
@@ -30,7 +31,7 @@ class WorkItem:
     id : str
         Unique in the run, safe as the name of a folder.
     inputs : dict
-        Name to path, absolute; ``FILE[EXT]`` allowed.
+        Name to path, absolute; ``FILE[EXT]`` and ``FILE[EXT][x1:x2,y1:y2]`` allowed.
     settings : dict
         Settings of steps for this item alone, ``{"match.order": 3}``.
     """
@@ -46,10 +47,12 @@ def items_of(
     id_: str | None = None,
     steps: Sequence[Step] = (),
 ) -> tuple[WorkItem, ...]:
-    """Items of a workflow's ``[inputs]``: one pair, lists of the same length, or the rows of a table.
+    """Items of a workflow's ``[inputs]``: one pair, lists of the same length, files that pair, or the rows of a table.
 
-    A single path beside lists belongs to every item. A column ``step.setting`` of a table sets that of a step for the
-    item alone, where the row is not empty; other columns that no step reads are ignored.
+    A single path beside lists belongs to every item. Patterns stand for the files that they match; where more than one
+    input has several files, `PAIR_BY` says which belong together: one item for each detector of the first input's
+    files. A column ``step.setting`` of a table sets that of a step for the item alone, where the row is not empty;
+    other columns that no step reads are ignored.
 
     Parameters
     ----------
@@ -78,8 +81,13 @@ def items_of(
         if name not in inputs:
             raise ConfigError(f"inputs.{name}: missing; {reader} reads it")
     for name in inputs:
-        if name not in wanted:
+        if name not in wanted and name != PAIR_BY:
             raise ConfigError(f"inputs.{name}: no step reads it; they read {', '.join(wanted) or 'no files'}")
+    if PAIR_BY in inputs:
+        return _paired(inputs, wanted, id_)
+    inputs, patterns = _expanded(inputs)
+    if len(patterns) > 1:
+        raise ConfigError(f"inputs.{PAIR_BY}: missing; {' and '.join(patterns)} are patterns: what do partners share?")
     lengths = {name: len(paths) for name, paths in inputs.items() if isinstance(paths, list)}
     if not lengths:
         single = {name: str(path) for name, path in inputs.items()}
@@ -94,9 +102,43 @@ def items_of(
     return _unique((WorkItem(_stem({named: row[named]}), row) for row in rows), f"inputs.{named}")
 
 
+def _expanded(inputs: Mapping[str, str | list[str]]) -> tuple[dict[str, str | list[str]], list[str]]:
+    """Inputs with lists of files in the place of patterns, and the names of those that had one."""
+    out: dict[str, str | list[str]] = {}
+    patterns = []
+    for name, given in inputs.items():
+        found = [pairing.expand(p) for p in ([given] if isinstance(given, str) else given)]
+        files = [f for matched in found for f in matched]
+        is_pattern = files != ([given] if isinstance(given, str) else given)
+        out[name] = files if is_pattern else given
+        patterns += [f"inputs.{name}"] if is_pattern else []
+    return out, patterns
+
+
+def _paired(inputs: Mapping[str, str | list[str]], wanted: Mapping[str, str], id_: str | None) -> tuple[WorkItem, ...]:
+    if id_ is not None:
+        raise ConfigError(f"id {id_!r}: items that are paired are named after their files")
+    given = inputs[PAIR_BY]
+    keys = [k.strip() for k in (given.split(",") if isinstance(given, str) else given)]
+    if not all(keys):
+        raise ConfigError(f"inputs.{PAIR_BY}: {given!r}; header keys are needed, or {pairing.SKY!r}, or both")
+    expanded, _ = _expanded({name: inputs[name] for name in wanted})
+    files = {name: [f] if isinstance(f, str) else f for name, f in expanded.items()}
+    leading = next(iter(wanted))
+    items = (WorkItem(_named(name), paths) for name, paths in pairing.paired(files, leading, keys))
+    return _unique(items, f"inputs.{leading}")
+
+
+def _named(name: str) -> str:
+    """An id from ``FILE`` or ``FILE[EXT]``: the detector behind the name of the file."""
+    file, extension = re.fullmatch(r"(.*?)(?:\[([^\[\]]*)\])?", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    return _stem({"": file}) + ("" if extension is None else "_" + re.sub(r"[^A-Za-z0-9._+-]", "_", extension))
+
+
 def _stem(paths: Mapping[str, str]) -> str:
     """An id made of the name of the first file."""
-    name = _SUFFIXES.sub("", Path(split_extension(next(iter(paths.values()), ""))[0]).name)
+    file = split_extension(split_section(next(iter(paths.values()), ""))[0])[0]
+    name = _SUFFIXES.sub("", Path(file).name)
     return re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip("._+-")[:200] or "item"
 
 

@@ -4,16 +4,43 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from skydelta.errors import InputError, SkydeltaError
 from skydelta.io.exposure import Exposure
-from skydelta.io.fits.reader import open_file, split_extension
+from skydelta.io.fits.reader import open_file, split_extension, split_section
 from skydelta.kernels.backend import Backend, cuda_device_count, resolve
+from skydelta.pipeline.executors.base import device_of, workers_for
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.workflow import Workflow
+
+OPTIONAL_FILES = {("write", "injections"): "injections.ecsv"}
+"""Files that a stage leaves only when something is tied to one of its optional inputs."""
+
+RUN_FILES = ("run.json", "events.jsonl", "summary.ecsv", "report.html")
+"""What every run leaves beside the items."""
+
+NIGHT_FILES = ("catalog.parquet", "objects.ecsv")
+"""What covers the catalogues of all items, where they have some."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one item needs.
+
+    Attributes
+    ----------
+    bytes_read : int
+        Sum of the sizes of its files.
+    memory : int
+        Estimated peak bytes.
+    """
+
+    bytes_read: int
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +62,12 @@ class Plan:
         Files that each item will leave beside its receipt.
     problems : tuple of str
         Everything that would make an item fail at once, one line each.
+    needs : dict
+        By id of the item.
+    workers, devices : int, tuple of str
+        How many items are in flight, and where; 0 workers: as many as the cluster or the launcher has.
+    run_outputs : tuple of str
+        Files beside the items.
     """
 
     items: tuple[WorkItem, ...]
@@ -45,6 +78,10 @@ class Plan:
     memory: int
     outputs: tuple[str, ...]
     problems: tuple[str, ...]
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    workers: int = 1
+    devices: tuple[str, ...] = ()
+    run_outputs: tuple[str, ...] = ()
 
 
 def plan(flow: Workflow, id_: str | None = None) -> Plan:
@@ -61,25 +98,60 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     check_settings(flow, items)
     backend = resolve(flow.run.device)
     why = "asked for" if backend.asked != "auto" else cuda_device_count()[1] or "a CUDA device is there"
+    look = _Look()
     problems, total, largest = [], 0, 0
+    needs: dict[str, Need] = {}
     for step in flow.steps:
         for key, source in step.files(flow.folder).items():
             try:
                 total += _size(source)
-                _shapes(source)
+                look.shapes(source)
             except SkydeltaError as e:
                 problems.append(f"steps.{step.id}.{key}: {e}")
     for item in items:
-        pixels = 0
+        pixels, size = 0, 0
         for source in item.inputs.values():
             try:
-                total += _size(source)
-                pixels = max(pixels, _pixels(source))
+                size += _size(source)
+                pixels = max(pixels, look.pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
-        largest = max(largest, _peak(bound, pixels))
-    outputs = tuple(name for step in flow.steps for name in step.stage.products())
-    return Plan(items, bound, backend, why, total, largest, outputs, tuple(problems))
+        needs[item.id] = Need(size, _peak(bound, pixels))
+        total, largest = total + size, max(largest, needs[item.id].memory)
+    outputs = tuple(dict.fromkeys(name for b in bound for name in _products(b)))
+    covers = NIGHT_FILES if "catalog.ecsv" in outputs else ()
+    workers, devices = _places(flow, largest)
+    return Plan(
+        items,
+        bound,
+        backend,
+        why,
+        total,
+        largest,
+        outputs,
+        tuple(problems),
+        needs,
+        workers,
+        devices,
+        (*RUN_FILES, *covers),
+    )
+
+
+def _products(b: Bound) -> list[str]:
+    """Files that a step will leave, with what is tied to it."""
+    more = [name for (stage, port), name in OPTIONAL_FILES.items() if b.step.stage.name == stage and port in b.inputs]
+    return [*b.step.stage.products(), *more]
+
+
+def _places(flow: Workflow, peak: int) -> tuple[int, tuple[str, ...]]:
+    """Items in flight and their devices, as the executor will have them on this machine."""
+    run = flow.run
+    if run.executor == "serial":
+        return 1, (resolve(run.device).name,)
+    if run.executor == "mpi" or run.dask_address is not None:
+        return 0, ()
+    workers = workers_for(run.device, run.workers, peak)
+    return workers, tuple(dict.fromkeys(device_of(run.device, i) for i in range(workers)))
 
 
 def check_settings(flow: Workflow, items: tuple[WorkItem, ...]) -> None:
@@ -100,10 +172,10 @@ def check_settings(flow: Workflow, items: tuple[WorkItem, ...]) -> None:
 
 def peak_of(bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> int:
     """Estimated bytes for the largest of these items; 0 where that cannot be told."""
-    pixels = 0
+    pixels, look = 0, _Look()
     for source in (s for item in items for s in item.inputs.values()):
         with contextlib.suppress(SkydeltaError):
-            pixels = max(pixels, _pixels(source))
+            pixels = max(pixels, look.pixels(source))
     return _peak(bound, pixels)
 
 
@@ -123,22 +195,40 @@ def _peak(bound: tuple[Bound, ...], pixels: int) -> int:
 
 def _size(source: str) -> int:
     try:
-        return Path(split_extension(source)[0]).stat().st_size
+        return Path(split_extension(split_section(source)[0])[0]).stat().st_size
     except OSError as e:
         raise InputError(f"{source}: {(e.strerror or str(e)).lower()}") from None
 
 
-def _shapes(source: str) -> list[tuple[int, ...]]:
-    """Shapes of the images in FILE, or of the one that FILE[EXT] names; headers are read, not pixels."""
-    path, extension = split_extension(source)
-    with open_file(path) as file:
-        hdus = file.hdus if extension is None else [file.find(extension)]
-        return [h.shape for h in hdus if h.is_image and not h.fault]
+class _Look:
+    """What headers say of files; each source is looked at once."""
 
+    def __init__(self) -> None:
+        self._known: dict[str, list[tuple[int, ...]] | SkydeltaError] = {}
 
-def _pixels(source: str) -> int:
-    """Pixels of the largest two-dimensional image of FILE or FILE[EXT]."""
-    planes = [s[0] * s[1] for s in _shapes(source) if len(s) == 2]
-    if not planes:
-        raise InputError(f"{source}: no two-dimensional image")
-    return max(planes)
+    def shapes(self, source: str) -> list[tuple[int, ...]]:
+        """Shapes of the images in FILE, or of the one that FILE[EXT] names; headers are read, not pixels."""
+        if source not in self._known:
+            try:
+                self._known[source] = self._read(source)
+            except SkydeltaError as e:
+                self._known[source] = e
+        found = self._known[source]
+        if isinstance(found, SkydeltaError):
+            raise found
+        return found
+
+    def _read(self, source: str) -> list[tuple[int, ...]]:
+        whole, section = split_section(source)
+        path, extension = split_extension(whole)
+        with open_file(path) as file:
+            hdus = file.hdus if extension is None else [file.find(extension)]
+            shapes = [h.shape for h in hdus if h.is_image and not h.fault]
+        return shapes if section is None else [tuple(s.stop - s.start for s in section)] if shapes else []
+
+    def pixels(self, source: str) -> int:
+        """Pixels of the largest two-dimensional image of a source."""
+        planes = [s[0] * s[1] for s in self.shapes(source) if len(s) == 2]
+        if not planes:
+            raise InputError(f"{source}: no two-dimensional image")
+        return max(planes)

@@ -10,7 +10,10 @@ import hashlib
 import json
 import math
 import shutil
+import threading
+import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from skydelta.errors import ConfigError, SkydeltaError
-from skydelta.io.fits.reader import split_extension
+from skydelta.io.fits.reader import section_text, split_extension, split_section
 from skydelta.io.storage import write_bytes
 from skydelta.pipeline.executors.base import WORK
 from skydelta.pipeline.items import WorkItem
@@ -32,6 +35,33 @@ def digest(path: Path) -> str:
     """sha256 of a file's bytes."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+FRESH = 2.0
+"""Seconds after a change of a file in which it may change again without its time telling."""
+
+_digests: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+_digests_lock = threading.Lock()
+
+
+def known_digest(path: Path) -> str:
+    """`digest`, kept for files that many items share while size, time and place on the disk are the same.
+
+    As of git's index: of a file that has changed just now nothing is kept.
+    """
+    s = path.stat()
+    key = str(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+    with _digests_lock:
+        if key in _digests:
+            _digests.move_to_end(key)
+            return _digests[key]
+    found = digest(path)
+    if time.time() - max(s.st_mtime, s.st_ctime) > FRESH:
+        with _digests_lock:
+            _digests[key] = found
+            while len(_digests) > 512:
+                _digests.popitem(last=False)
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -207,17 +237,19 @@ def identity(workflow: Workflow, item: WorkItem) -> str:
 
 
 def _content(source: str) -> tuple[str, str]:
-    """What is read from FILE or FILE[EXT]: the digest of its bytes, empty when it cannot be read, and EXT.
+    """What is read from FILE or FILE[EXT]: the digest of its bytes, empty when it cannot be read, and EXT and section.
 
     Raises
     ------
     OSError
         It cannot be read now, but perhaps later (`passing`).
     """
-    path, extension = split_extension(source)
+    whole, section = split_section(source)
+    path, extension = split_extension(whole)
+    part = (extension or "") + ("" if section is None else section_text(section))
     try:
-        return digest(Path(path)), extension or ""
+        return known_digest(Path(path)), part
     except OSError as e:
         if passing(e):
             raise
-        return "", extension or ""
+        return "", part

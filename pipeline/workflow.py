@@ -22,6 +22,10 @@ RESERVED = ("id", "stage", "enabled", "inputs", "outputs")
 """Keys of a step that are not configuration of its stage."""
 
 
+PAIR_BY = "pair_by"
+"""Key of ``[inputs]`` that names no files: what partners have in common (`skydelta.pipeline.pairing`)."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,8 +74,8 @@ class WorkflowFile(_Strict):
     name: str = Field(min_length=1, description="Name of the workflow; recorded in the run.")
     inputs: dict[str, str | list[str]] = Field(
         default_factory=dict,
-        description="Paths by name (`science`, `reference`), one or a list; or `table`: a file with columns id and one "
-        "for each name.",
+        description="Paths by name (`science`, `reference`), one, a list, or a pattern with * and ?; `pair_by`: header "
+        "keys that partners have in common, and `sky`; or `table`: a file with columns id and one for each name.",
     )
     run: RunOptions = Field(default_factory=RunOptions)
     steps: list[dict[str, Any]] = Field(min_length=1, description="Stages in order.")
@@ -119,7 +123,7 @@ class Workflow:
     Attributes
     ----------
     inputs : dict
-        Name to path, or to a list of them; absolute.
+        Name to path, or to a list of them; absolute. And `PAIR_BY`, as it was given.
     folder : Path
         What relative paths in the steps are relative to.
     data : dict
@@ -205,7 +209,7 @@ def load(
     for assignment in set_:
         _override(data, assignment)
     if inputs:
-        data["inputs"] = _with(data.get("inputs", {}), {k: _absolute(v) for k, v in inputs.items()})
+        data["inputs"] = _with(data.get("inputs", {}), {k: _input(k, v) for k, v in inputs.items()})
     replaced = {"device": device, **(options or {})}
     data["run"] = data.get("run", {}) | {key: value for key, value in replaced.items() if value is not None}
     return build(data, folder, label)
@@ -233,7 +237,11 @@ def build(data: Mapping[str, Any], folder: Path, label: str) -> Workflow:
             raise ConfigError(f"{label}: steps[{i}].id: {step.id!r} is used twice; give the step an id of its own")
         seen.add(step.id)
     paths = {
-        name: [str(folder / p) for p in path] if isinstance(path, list) else str(folder / path)
+        name: path
+        if name == PAIR_BY
+        else [str(folder / p) for p in path]
+        if isinstance(path, list)
+        else str(folder / path)
         for name, path in file.inputs.items()
     }
     return Workflow(file.name, paths, folder, file.run, steps, data)
@@ -262,6 +270,11 @@ def _open(source: str | Path) -> tuple[str, Path, str]:
 def _with(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs with some replaced: a table replaces all the others, the others replace a table."""
     return dict(new) if "table" in new else {**{k: v for k, v in old.items() if k != "table"}, **new}
+
+
+def _input(name: str, value: Any) -> Any:
+    """A value of ``[inputs]``: paths from the current folder, and what is none as it is."""
+    return value if name == PAIR_BY else _absolute(value)
 
 
 def _absolute(path: Any) -> Any:
@@ -319,7 +332,7 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         _set_step(data, keys[1:], value, f"--set {assignment!r}")
         return
     if keys[0] == "inputs" and len(keys) == 2:
-        data["inputs"] = _with(data.get("inputs", {}), {keys[1]: _absolute(value)})
+        data["inputs"] = _with(data.get("inputs", {}), {keys[1]: _input(keys[1], value)})
         return
     table = data
     for key in keys[:-1]:

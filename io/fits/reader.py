@@ -35,6 +35,10 @@ ROLES = {
 }
 """What an HDU holds, by its name (EXTNAME, else EXTTYPE)."""
 
+_SECTION = re.compile(
+    r"(?P<before>.*[^\[\]](\[[^\[\]]+\])?)\[(?P<x1>\d+):(?P<x2>\d+),(?P<y1>\d+):(?P<y2>\d+)\]\Z", re.DOTALL
+)
+
 _PLANES = ("variance", "sigma", "uncertainty", "weight", "mask", "psf")
 
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
@@ -192,6 +196,18 @@ class Source:
             raise self.error(hdu, f"shape {hdu.shape} has {len(hdu.shape)} dimensions; an image of two is needed")
         return hdu
 
+    def detectors(self) -> list[Hdu]:
+        """Every image that `image` would take by rule, if it stood alone: of a file of several detectors, each.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
+        images = [h for h in self.hdus if h.is_image and (h.fault or (len(h.shape) == 2 and 0 not in h.shape))]
+        named = [h for h in images if role(h) == "image"]
+        return named or [h for h in images if role(h) is None] or [self.image()]
+
     def _no_image(self) -> str:
         odd = [h for h in self.hdus if h.is_image and h.shape and 0 not in h.shape and len(h.shape) != 2]
         if odd:
@@ -223,6 +239,32 @@ _STRUCTURE = {
 def role(hdu: Hdu) -> str | None:
     """What an HDU holds by its name; None when the name says nothing."""
     return _ROLE_OF.get(hdu.name)
+
+
+def split_section(source: str) -> tuple[str, Section | None]:
+    """``FILE[x1:x2,y1:y2]`` or ``FILE[EXT][x1:x2,y1:y2]`` to what is before the section and its slices (y, x).
+
+    The section is written as FITS tools do: x first, both ends inclusive, the first pixel is 1. A file of that very
+    name wins.
+
+    Raises
+    ------
+    InputError
+        An end before its beginning, or a pixel 0.
+    """
+    match = _SECTION.match(source)
+    if match is None or (not is_url(source) and os.path.exists(source)):
+        return source, None
+    x1, x2, y1, y2 = (int(match[name]) for name in ("x1", "x2", "y1", "y2"))
+    if not (1 <= x1 <= x2 and 1 <= y1 <= y2):
+        raise InputError(f"{source}: section of no pixels; 1 <= x1 <= x2 and 1 <= y1 <= y2 are needed")
+    return match["before"], (slice(y1 - 1, y2), slice(x1 - 1, x2))
+
+
+def section_text(section: Section) -> str:
+    """Slices (y, x) as ``[x1:x2,y1:y2]``; the inverse of `split_section`."""
+    y, x = section
+    return f"[{x.start + 1}:{x.stop},{y.start + 1}:{y.stop}]"
 
 
 def split_extension(source: str) -> tuple[str, str | None]:

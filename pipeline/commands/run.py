@@ -7,17 +7,21 @@ from pathlib import Path
 
 import click
 
-from skydelta.pipeline.commands.running import RUN_OPTIONS, run_workflow
+from skydelta.pipeline.commands.running import INPUT_OPTIONS, RUN_OPTIONS, inputs_of, run_workflow
 from skydelta.pipeline.console import reporting
 
 
 @click.command()
 @click.argument("workflow")
+@INPUT_OPTIONS
 @RUN_OPTIONS
 @click.option("--limit", type=click.IntRange(1), help="Only the first items.")
 @reporting
 def run(
     workflow: str,
+    science: str | None,
+    reference: str | None,
+    pair_by: str | None,
     out: Path,
     device: str | None,
     executor: str | None,
@@ -33,7 +37,7 @@ def run(
     """Run WORKFLOW, a TOML file or the name of a shipped one. Items that are done already are not run again."""
     run_workflow(
         workflow,
-        inputs=None,
+        inputs=inputs_of(science, reference, pair_by),
         out=out,
         device=device,
         executor=executor,

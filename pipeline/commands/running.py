@@ -17,6 +17,27 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("serial", "threads", "dask", "mpi")
 
+ITEMS = 40
+"""At most this many items of a plan are listed."""
+
+INPUT_OPTIONS = options(
+    click.option("--science", metavar="FILES", help="Science image, or a pattern such as 'sci_*.fits'."),
+    click.option("--reference", metavar="FILES", help="Reference, or a pattern, or a mosaic (--pair-by sky)."),
+    click.option(
+        "--pair-by",
+        metavar="KEYS",
+        help="What a science image and its reference share: header keys such as FILTER,CCDNUM; sky: the reference "
+        "that covers it, cut out of a mosaic; or both.",
+    ),
+)
+
+
+def inputs_of(science: str | None, reference: str | None, pair_by: str | None) -> dict[str, str | Path] | None:
+    """Inputs given on the command line; they replace those of the workflow."""
+    given = {"science": science, "reference": reference, "pair_by": pair_by}
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
 RUN_OPTIONS = options(
     click.option(
         "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the run."
@@ -88,15 +109,33 @@ def show_plan(flow: Any, id_: str | None) -> None:
             for b in p.bound
         ],
     )
+    if len(p.items) > 1:
+        _show_items(p)
     click.echo(f"items: {len(p.items)} ({', '.join(i.id for i in p.items[:5])}{', ...' if len(p.items) > 5 else ''})")
     click.echo(f"device: {p.backend.name} ({p.why})")
+    where = f" on {', '.join(p.devices)}" if p.devices else ""
+    click.echo(f"executor: {flow.run.executor}, {p.workers or 'as many as there are'} in flight{where}")
     click.echo(f"read: {p.bytes_read / 1e6:.1f} MB; peak memory of an item: about {p.memory / 1e6:.0f} MB")
     if p.outputs:
         click.echo(f"writes: {', '.join(p.outputs)} and receipt.json in items/ID of each")
+    click.echo(f"beside them: {', '.join(p.run_outputs)}")
     for problem in p.problems:
         click.echo(f"problem: {problem}", err=True)
     if p.problems:
         sys.exit(int(ExitCode.NOTHING_USABLE))
+
+
+def _show_items(p: Any) -> None:
+    """Print the items of a plan, what each reads and needs."""
+    names = list(p.items[0].inputs)
+    rows = []
+    for item in p.items[:ITEMS]:
+        need = p.needs[item.id]
+        files = [Path(item.inputs[n]).name for n in names]
+        rows.append([item.id, *files, f"{need.bytes_read / 1e6:.1f}", f"{need.memory / 1e6:.0f}"])
+    if len(p.items) > ITEMS:
+        rows.append([f"{len(p.items) - ITEMS} more", *["" for _ in names], "", ""])
+    print_table("items", ["id", *names, "MB read", "peak MB"], rows)
 
 
 def _show_result(result: RunResult, errors: bool) -> None:
