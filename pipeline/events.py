@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -94,6 +95,21 @@ class JsonLines:
         with self._or_none():
             if self._file is not None and isinstance(self._path, Path):
                 self._file.close()
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as a line like those of `JsonLines`: event ``log``, with level, logger and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": round(record.created, 3), "event": "log", "level": record.levelname.lower()}
+        return json.dumps({**line, "logger": record.name, "message": record.getMessage()})
+
+
+def log_as_json() -> None:
+    """From now on what is logged to standard error has the form of events."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler and handler.stream is sys.stderr:
+            handler.setFormatter(JsonFormatter())
 
 
 class ProgressBar:

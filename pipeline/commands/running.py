@@ -11,6 +11,7 @@ import click
 
 from skydelta.errors import ExitCode
 from skydelta.pipeline.console import follower, options, print_table
+from skydelta.pipeline.events import log_as_json
 
 if TYPE_CHECKING:
     from skydelta.pipeline.runner import RunResult
@@ -50,7 +51,9 @@ RUN_OPTIONS = options(
     click.option("--overwrite", is_flag=True, help="Run every item again, whatever the folder holds."),
     click.option("--dry-run", is_flag=True, help="Show the plan, its memory and problems, and stop."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
-    click.option("--log-json", is_flag=True, help="Events on standard error, a JSON object a line; no progress bar."),
+    click.option(
+        "--log-json", is_flag=True, help="Events and warnings on standard error, a JSON object a line; no progress bar."
+    ),
 )
 
 
@@ -83,6 +86,8 @@ def run_workflow(
             return int(ExitCode.OK)
         from skydelta.pipeline import runner
 
+        if log_json:
+            log_as_json()
         shown = "json" if log_json else progress and sys.stderr.isatty()
         result = runner.run(flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit)
         if not follower():

@@ -2,6 +2,7 @@
 """The command line: quick to start, one line for each error, plans before deeds."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from skydelta import __version__
 from skydelta.errors import AlgorithmError, DeviceError
 from skydelta.io.catalog import Catalog
 from skydelta.pipeline import doctor
+from skydelta.pipeline.events import log_as_json
 from skydelta.stages import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -292,3 +294,18 @@ def test_log_json_says_what_the_events_file_says(skydelta, sums):
     without = skydelta(*words, "--overwrite").stderr
     assert not without.startswith("{")
     assert "thirteen" in without
+
+
+def test_warnings_between_events_are_objects_too(capsys):
+    root = logging.getLogger()
+    handler = logging.StreamHandler(sys.stderr)
+    root.addHandler(handler)
+    try:
+        log_as_json()
+        logging.getLogger("skydelta.io").warning("%s: a card\nis broken", "a.fits")
+    finally:
+        root.removeHandler(handler)
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert said.pop("time") > 1.7e9
+    assert said == {"event": "log", "level": "warning", "logger": "skydelta.io", "message": "a.fits: a card\nis broken"}
