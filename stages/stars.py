@@ -59,11 +59,19 @@ CLUMP = (0.7, 1.5)
 COMMON = 0.4
 """Share of the brighter peaks within 15 % of the most common width, where stars prevail: above 0.5, of galaxies 0.2."""
 
-BRIGHT_ROUND = 30
-"""Where galaxies prevail, the narrowest of this many brightest round peaks is a star."""
+ALIKE = 0.05
+"""Scatter of ln(FWHM) of the brighter peaks around a smooth field of widths, where stars prevail: 0.01 to 0.04, also
+where they are crowded; of galaxies, which may have a common width too, 0.07 and more."""
 
-LIKE_IT = (0.75, 1.25)
-"""Widths relative to that one of other stars among galaxies."""
+NARROWER = (0.1, 0.05)
+"""Where stars prevail, less than this share (second) of the brighter peaks is round and narrower than the field by more
+than this in ln(FWHM) (first): measured at most 0.01; where galaxies do, the stars are: 0.06 and more."""
+
+ROUND = 0.15
+"""Largest ellipticity of a round peak."""
+
+LIKE_IT = (0.75, 1.12)
+"""Widths of stars among galaxies relative to the narrowest bright one."""
 
 SIGMA_TO_FWHM = float(np.sqrt(8 * np.log(2)))
 
@@ -214,7 +222,7 @@ def find_stars(exposure: Exposure) -> Stars:
     clump = _clump(shapes, snr)
     if abs(np.log(clump / width)) > 0.1:
         shapes = windows.shapes(clump)
-    point = _point_width(windows, shapes, snr, clump)
+    point = _point_width(peaks, windows, shapes, snr, clump)
     if point is not None:
         clump, shapes = point, windows.shapes(point)
     return _table(peaks, rows, windows, shapes, clump, point is not None)
@@ -314,8 +322,7 @@ def _table(peaks: Peaks, rows: Array, windows: PeakWindows, shapes: Shapes, clum
     flux, peak, spoilt = to_host(measures)
     saturated, alone = spoilt > 0, to_host(near) <= 1
     drifted = np.hypot(shapes.x, shapes.y) > max(1.5, 0.6 * clump)
-    limits = LIKE_IT if galaxies else CLUMP
-    verdict = _verdict(shape, x, y, snr, shapes, clump, limits, ~saturated & ~drifted)
+    verdict = _verdict(shape, x, y, snr, shapes, clump, galaxies, ~saturated & ~drifted)
     sharp, broad, long = (v & ~saturated for v in verdict)
     other = sharp | broad | long
     keep = saturated | (~(sharp if galaxies else other) & ~drifted & (flux > 0))
@@ -330,12 +337,28 @@ def _table(peaks: Peaks, rows: Array, windows: PeakWindows, shapes: Shapes, clum
     return stars.take(np.flatnonzero(keep))
 
 
-def _point_width(windows: PeakWindows, shapes: Shapes, snr: np.ndarray, clump: float) -> float | None:
-    """FWHM (px) of a point source in a field where galaxies prevail: no width is common. None where stars do."""
+def _point_width(
+    peaks: Peaks, windows: PeakWindows, shapes: Shapes, snr: np.ndarray, clump: float
+) -> float | None:
+    """FWHM (px) of a point source in a field where galaxies prevail; None where stars do.
+
+    Stars have one width at one place. The widths of galaxies scatter, even where they crowd around a common one, and
+    then the stars are the narrowest round sources.
+    """
     bright = shapes.clean & np.isfinite(shapes.fwhm) & (shapes.fwhm > SHARPEST) & (snr >= 4 * THRESHOLD)
-    if bright.sum() < 10 or (np.abs(np.log(shapes.fwhm[bright] / clump)) < 0.15).mean() >= COMMON:
+    if bright.sum() < 10:
         return None
-    first = np.flatnonzero(bright & (shapes.ellipticity < 0.15))[:BRIGHT_ROUND]
+    away = np.log(np.where(bright, shapes.fwhm, clump) / clump)
+    rounded = bright & (shapes.ellipticity < ROUND)
+    if (np.abs(away[bright]) < 0.15).mean() >= COMMON:
+        near = bright & (away > np.log(CLUMP[0])) & (away < np.log(CLUMP[1]))
+        use = slice(len(snr))
+        x, y = peaks.x[use] + shapes.x, peaks.y[use] + shapes.y
+        expected, spread = _smooth_field(windows.image.shape, x, y, away, near)
+        narrower = near & rounded & (away - expected < -NARROWER[0])
+        if spread <= ALIKE and narrower.sum() < NARROWER[1] * near.sum():
+            return None
+    first = np.flatnonzero(rounded)
     if not len(first):
         return None
     star = int(first[np.argmin(shapes.fwhm[first])])
@@ -353,23 +376,25 @@ def _verdict(
     snr: np.ndarray,
     shapes: Shapes,
     clump: float,
-    limits: tuple[float, float],
+    galaxies: bool,
     trusted: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Peaks that are too sharp, too broad, too elongated for a star at their place."""
     with np.errstate(divide="ignore"):
         ratio = np.log(np.where(np.isfinite(shapes.fwhm), shapes.fwhm, np.inf) / clump)
-    low, high = np.log(limits)
+    low, high = np.log(LIKE_IT if galaxies else CLUMP)
     noise = 2.0 / snr  # of ln(FWHM), 2 sigma
     near = trusted & (ratio > low - noise) & (ratio < high + noise)
     expected, tolerance = np.zeros(len(x)), np.full(len(x), np.inf)
     if near.sum() >= 30:
         bright = near & (snr > median(snr[near]))
-        expected, spread = _smooth_field(shape, x, y, ratio, bright if bright.any() else near)
-        tolerance = np.maximum(3.5 * spread, 0.06) + noise
+        field, spread = _smooth_field(shape, x, y, ratio, bright if bright.any() else near)
+        if spread <= ALIKE or not galaxies:
+            expected, tolerance = field, np.maximum(3.5 * spread, 0.06) + noise
     away = ratio - expected
     sharp = (ratio <= low - noise) | (away < -tolerance)
-    broad = (ratio >= high + noise) | (away > tolerance)
+    # a faint galaxy may look as narrow as a star; a faint star is not needed
+    broad = (ratio >= high + (0 if galaxies else noise)) | (away > tolerance)
     stars = near & ~sharp & ~broad
     usual = median(shapes.ellipticity[stars]) if stars.any() else 1.0
     spread = median(np.abs(shapes.ellipticity[stars] - usual)) if stars.any() else 0.0

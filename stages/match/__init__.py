@@ -84,7 +84,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 3
+    version = 4
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),

@@ -23,7 +23,10 @@ PER_CELL = 3
 """Stamps of one cell."""
 
 HELD_OUT = 5
-"""Every fifth stamp takes no part in the fit."""
+"""Every fifth stamp takes no part in the fit, but the `KEPT` brightest all do."""
+
+KEPT = 3
+"""In sparse fields one star may know more of the kernel than the others together."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     rejected["fainter in cell"] = len(order) - len(chosen)
     chosen = chosen[np.lexsort((x[chosen], y[chosen]))]
     held = np.arange(len(chosen)) % HELD_OUT == HELD_OUT // 2
+    held[np.argsort(-stars.snr[chosen], kind="stable")[:KEPT]] = False
     return Selection(
         x[chosen], y[chosen], held if len(chosen) >= 2 * HELD_OUT else np.zeros(len(chosen), bool), rejected
     )

@@ -66,7 +66,7 @@ class Register(Stage[RegisterConfig]):
         A catalogue without usable columns, or without stars where the image is.
     """
 
-    name, version = "register", 1
+    name, version = "register", 2
     inputs = {
         "image": Port(Exposure, "image whose WCS is wanted"),
         "onto": Port(Exposure, "image to register on", optional=True),

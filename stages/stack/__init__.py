@@ -81,7 +81,7 @@ class Stack(Stage[StackConfig]):
         ``scaling = "stars"`` and too few stars in common.
     """
 
-    name, version = "stack", 1
+    name, version = "stack", 2
     inputs = {
         "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes"),
         "onto": Port(

@@ -104,6 +104,34 @@ def test_galaxies_and_cosmic_rays_are_left_out(rng):
     assert stars.rejected["too broad"] + stars.rejected["elongated"] >= far.sum() // 2
 
 
+@pytest.mark.parametrize("stars_number", [1, 12])
+def test_few_stars_among_galaxies_of_a_common_width(rng, stars_number):
+    """Most peaks are alike, and none of these is a star: a point is as narrow as nothing else."""
+    x, y = spread_positions(rng, SHAPE, 72, 20)
+    galaxy = np.arange(72) >= stars_number
+    # a scatter of 8 % in width, as galaxies of one redshift may have after seeing; the PSF varies by 5 %
+    fwhm = np.where(galaxy, 4.7 * np.exp(rng.normal(0, 0.08, 72)), 3.4 * (1 + 0.05 * (x / 256 - 1)))
+    flux = np.where(galaxy, rng.uniform(2e4, 1e5, 72), 4e4)
+    flux[0] = 2e5
+    model = np.zeros(SHAPE)
+    draw(model, x, y, flux, np.where(galaxy, np.maximum(fwhm, 4.3), fwhm))
+    stars = find_stars(observe(rng, model))
+    distance, k = nearest(stars, x, y)
+    assert distance.max() < 0.5  # all of them stay in the list, the brightest star too
+    assert stars.compact[k][~galaxy].all()
+    assert not stars.compact[k][galaxy].any()
+
+
+def test_a_varying_psf_is_not_taken_for_galaxies(rng):
+    x, y = spread_positions(rng, SHAPE, 80, 20)
+    model = np.zeros(SHAPE)
+    flux = np.exp(rng.uniform(*np.log((2e4, 2e5)), 80))
+    draw(model, x, y, flux, 3.5 * (1 + 0.15 * (x / 256 - 1) + 0.1 * (y / 256 - 1) ** 2))
+    stars = find_stars(observe(rng, model))
+    assert nearest(stars, x, y)[0].max() < 0.5
+    assert stars.compact.all()
+
+
 def test_neighbours_are_flagged_by_their_share(rng):
     x, y = spread_positions(rng, SHAPE, 60, 30)
     model = np.zeros(SHAPE)
