@@ -13,6 +13,9 @@ LAG = 4
 WHITE = 0.05
 """Largest correlation at any lag that still counts as white."""
 
+SURE = 5.0
+"""Least correlation in units of its own error, of the largest of 80 lags."""
+
 
 @dataclass(frozen=True)
 class PairNoise:
@@ -26,6 +29,8 @@ class PairNoise:
         Of the two, even part.
     sigma_science, sigma_reference : float
         Typical noise of a pixel of the blank sky, image units.
+    pairs : float
+        Least number of pairs of pixels that a covariance rests on.
     """
 
     own_science: np.ndarray | None = None
@@ -33,6 +38,7 @@ class PairNoise:
     cross: np.ndarray | None = None
     sigma_science: float = float("nan")
     sigma_reference: float = float("nan")
+    pairs: float = float("inf")
 
     def correlations(self, flux_ratio: float) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Noise correlation rho(lag) of the science exposure and of the reference.
@@ -49,17 +55,30 @@ class PairNoise:
         -------
         float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle for each, or None where the noise is white or unknown.
         """
+        science, reference = self._measured(flux_ratio)
+        return science[0] if science[1] else None, reference[0] if reference[1] else None
+
+    def undecided(self, flux_ratio: float) -> tuple[bool, bool]:
+        """Does either noise look correlated, with too few blank pixels to tell? It then counts as white."""
+        science, reference = self._measured(flux_ratio)
+        return science[0] is not None and not science[1], reference[0] is not None and not reference[1]
+
+    def _measured(self, flux_ratio: float) -> tuple[tuple[np.ndarray | None, bool], tuple[np.ndarray | None, bool]]:
+        """Of each exposure: the correlation where it is not that of white noise, and whether it is beyond chance."""
         if self.own_science is None or self.own_reference is None or self.cross is None:
-            return None, None
+            return (None, False), (None, False)
         gain = flux_ratio * self.sigma_reference / self.sigma_science
-        return _judged(self.own_science - gain * self.cross), _judged(self.own_reference - self.cross / gain)
+        return self._judged(self.own_science, gain), self._judged(self.own_reference, 1 / gain)
 
-
-def _judged(covariance: np.ndarray) -> np.ndarray | None:
-    """The correlation, or None when it is that of white noise."""
-    if not covariance[LAG, LAG] > 0:
-        return None
-    rho = covariance / covariance[LAG, LAG]
-    others = rho.copy()
-    others[LAG, LAG] = 0
-    return None if np.abs(others).max() < WHITE else rho
+    def _judged(self, own: np.ndarray, gain: float) -> tuple[np.ndarray | None, bool]:
+        assert self.cross is not None
+        covariance = own - gain * self.cross
+        if not covariance[LAG, LAG] > 0:
+            return None, False
+        rho = covariance / covariance[LAG, LAG]
+        others = np.abs(rho)
+        others[LAG, LAG] = 0
+        # errors of white noise: of its own covariance, and of the cross-covariance with its factor; even parts
+        error = np.sqrt((1 + gain**2 / 2) / self.pairs) / covariance[LAG, LAG]
+        largest = others.max()
+        return (None, False) if largest < WHITE else (rho, bool(largest > SURE * error))

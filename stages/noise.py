@@ -9,7 +9,7 @@ import numpy as np
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.pairnoise import LAG, PairNoise
-from skydelta.kernels.backend import Array, Backend, to_host
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import cell_statistics
 from skydelta.kernels.cutouts import Windows
 from skydelta.kernels.usable import usable_pixels
@@ -28,7 +28,9 @@ def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
     """Covariances of the noise of two aligned exposures with variance, from pairs of pixels that are blank in both.
 
     Blocks spread over the field are divided by their noise, their clipped medians are taken off, and what stands out
-    after smoothing is a source. The covariances are those of the remaining pixels, by FFT with zeros elsewhere.
+    after smoothing is a source. The covariances are those of the remaining pixels about the mean of each block, by FFT
+    with zeros elsewhere: where stars are crowded the median is not that of the sky between them, and the difference,
+    squared, would pass for a correlation at every lag.
     """
     backend = science.backend
     xp, fft = backend.xp, backend.fft
@@ -39,8 +41,8 @@ def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
     typical, _, _ = _cells(variance, blank)
     both = blank[:n] & blank[n:]
     planes = xp.empty((3, n, side, side), np.float32)
-    planes[:2] = xp.where(both, z.reshape(2, n, side, side), np.float32(0))
     planes[2] = both
+    planes[:2] = _centred(z.reshape(2, n, side, side), both)
     size = fft.next_fast_len(side + LAG, True)
     spectra = fft.rfft2(planes, (size, size))
     mirrored = xp.conj(spectra)
@@ -59,7 +61,16 @@ def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
         return PairNoise()
     sigma_science, sigma_reference = np.sqrt(np.median(typical[:, known], axis=1)).tolist()
     own_science, own_reference, cross = (a / np.maximum(count, 1) for a in (own_science, own_reference, cross))
-    return PairNoise(own_science, own_reference, cross, sigma_science, sigma_reference)
+    return PairNoise(own_science, own_reference, cross, sigma_science, sigma_reference, float(count.min()))
+
+
+def _centred(z: Array, blank: Array) -> Array:
+    """Blocks (2, n, side, side) less the mean of their blank pixels (n, side, side), 0 at all others: float32."""
+    xp = backend_of(z).xp
+    inside = xp.where(blank, z, np.float32(0))
+    count = xp.maximum(blank.sum(axis=(1, 2)), 1)
+    mean = (inside.sum(axis=(2, 3), dtype=np.float64) / count).astype(np.float32)
+    return xp.where(blank, z - mean[:, :, None, None], np.float32(0))
 
 
 @functools.lru_cache(maxsize=8)

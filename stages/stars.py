@@ -337,9 +337,7 @@ def _table(peaks: Peaks, rows: Array, windows: PeakWindows, shapes: Shapes, clum
     return stars.take(np.flatnonzero(keep))
 
 
-def _point_width(
-    peaks: Peaks, windows: PeakWindows, shapes: Shapes, snr: np.ndarray, clump: float
-) -> float | None:
+def _point_width(peaks: Peaks, windows: PeakWindows, shapes: Shapes, snr: np.ndarray, clump: float) -> float | None:
     """FWHM (px) of a point source in a field where galaxies prevail; None where stars do.
 
     Stars have one width at one place. The widths of galaxies scatter, even where they crowd around a common one, and

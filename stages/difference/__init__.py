@@ -13,6 +13,7 @@ from skydelta.errors import InputError
 from skydelta.io.convolved import LEAK, LOST_WEIGHT, convolve
 from skydelta.io.exposure import Exposure
 from skydelta.io.matchkernel import MatchKernel
+from skydelta.io.pairnoise import PairNoise
 from skydelta.io.planes import INVALID, MaskPlanes
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.masks import merge_masks
@@ -75,7 +76,7 @@ class Difference(Stage[DifferenceConfig]):
     """
 
     name = "difference"
-    version = 1
+    version = 2
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance and PSF"),
         "reference": Port(Exposure, "aligned, sky-subtracted reference with variance and PSF"),
@@ -110,6 +111,7 @@ class Difference(Stage[DifferenceConfig]):
         total = float(kernel.at(*kernel.domain.centre).sum())
         noise = kernel.noise or pair_noise(science, reference)
         rho_science, rho_reference = noise.correlations(total if forward else 1 / total)
+        _flag_undecided(ctx, noise, total if forward else 1 / total)
         rho_moved, rho_fixed = (rho_reference, rho_science) if forward else (rho_science, rho_reference)
 
         # everything below is in the fixed image's unit; a difference of science convolved is then turned over
@@ -151,7 +153,9 @@ class Difference(Stage[DifferenceConfig]):
     def _zogy(self, ctx: Context, science: Exposure, reference: Exposure, kernel: MatchKernel) -> dict[str, Any]:
         total = float(kernel.at(*kernel.domain.centre).sum())
         ratio = total if kernel.direction == "reference" else 1 / total
-        rho = (kernel.noise or pair_noise(science, reference)).correlations(ratio)
+        noise = kernel.noise or pair_noise(science, reference)
+        rho = noise.correlations(ratio)
+        _flag_undecided(ctx, noise, ratio)
         error = self.config.registration_error
         if error is None:
             error = float(np.nan_to_num(kernel.quality.get("registration_rms", 0.0)))
@@ -267,3 +271,12 @@ class Difference(Stage[DifferenceConfig]):
                 half = rho.shape[0] // 2
                 ctx.metric(f"noise_correlation_{role}", float(max(rho[half, half + 1], rho[half + 1, half])))
                 ctx.flag(f"correlated_noise_{role}", f"the {role} image's noise is correlated; its covariance is used")
+
+
+def _flag_undecided(ctx: Context, noise: PairNoise, ratio: float) -> None:
+    for role, unsure in zip(("science", "reference"), noise.undecided(ratio), strict=True):
+        if unsure:
+            ctx.flag(
+                f"noise_correlation_unknown_{role}",
+                f"the {role} image's noise looks correlated, but too few pixels are blank to tell: taken as white",
+            )

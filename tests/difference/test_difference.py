@@ -74,6 +74,25 @@ def test_white_noise_is_called_white():
     assert pair_noise(p.science, p.reference).correlations(0.8) == (None, None)
 
 
+@pytest.mark.parametrize("settings", [{"high": 5e4, "widths": (2.2, 1.25)}, {"stars": 4000, "high": 2e4}], ids=str)
+def test_crowded_stars_do_not_make_noise_correlated(settings):
+    """The sky between the stars is not the median of a block; 4000 stars leave too little of it to tell."""
+    p = pair(seed=28, shape=(512, 512), **{"stars": 2500, "low": 400} | settings)
+    noise = pair_noise(p.science, p.reference)
+    assert noise.correlations(0.8) == (None, None)
+    assert noise.undecided(0.8) == (False, settings.get("stars") == 4000)
+
+
+def test_noise_that_cannot_be_judged_is_taken_as_white_and_flagged():
+    p = pair(seed=28, correlate=0.7)
+    few = replace(pair_noise(p.science, p.reference), pairs=30.0)
+    kernel, _ = subtract(p)
+    ctx = context()
+    Difference().execute(ctx, {"science": p.science, "reference": p.reference, "kernel": replace(kernel, noise=few)})
+    assert "noise_correlation_unknown_reference" in ctx.flags
+    assert "correlated_noise_reference" not in ctx.flags
+
+
 def test_correlation_is_that_of_the_noise():
     """A field full of faint stars: their own correlation must not count as the noise's."""
     p = pair(seed=25, shape=(512, 512), correlate=0.8, stars=1500, low=150, high=600)
