@@ -242,8 +242,9 @@ class Dask:
         """
         end = time.monotonic() + ANSWER
         while future.status == "finished" and time.monotonic() < end:
-            with contextlib.suppress(TimeoutError, CancelledError):
+            with contextlib.suppress(OSError, CancelledError):  # too late, or the connection broke half-way
                 return future.result(timeout=0.5)
+            time.sleep(0.05)
         return None
 
     def _died(self, task: Task, flight: _Flight, tries: Counter[str], stock: deque[WorkItem]) -> Receipt | None:

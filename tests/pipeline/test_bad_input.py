@@ -333,3 +333,13 @@ def test_a_wrong_wcs_is_written_flagged_and_has_failed(subtract, tmp_path):
     with fits.open(tmp_path / "out/items/x/difference.fits") as hdus:
         assert "misaligned" in [v for k, v in hdus["SCI"].header.items() if k.startswith("SDFLAG")]
     assert {"catalog.parquet", "catalog.ecsv", "stamps.fits"} <= set(receipt["outputs"])
+
+
+def test_a_wrong_wcs_is_mended_by_the_step_register(subtract, tmp_path):
+    code, receipt = subtract(*pair(tmp_path, wcs_error=(5.0, -3.0)), "--set", "steps.register.enabled=true")
+    good(code, receipt)
+    assert "misaligned" not in flags(receipt)
+    found = metrics(receipt)
+    assert np.hypot(found["registration_dx_px"], found["registration_dy_px"]) < 0.05
+    expected, found = found_again(tmp_path, tmp_path / "pair/truth.ecsv")
+    assert found == expected > 0
