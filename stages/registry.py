@@ -25,6 +25,8 @@ BUILTIN = {
     "difference": "skydelta.stages.difference:Difference",
     "detect": "skydelta.stages.detect:Detect",
     "fit": "skydelta.stages.fit:Fit",
+    "cosmic_rays": "skydelta.stages.cosmicrays:CosmicRays",
+    "streaks": "skydelta.stages.streaks:Streaks",
     "inject": "skydelta.stages.inject:Inject",
     "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",

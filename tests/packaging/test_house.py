@@ -11,6 +11,7 @@ LAYERS = ("errors", "kernels", "io", "stages", "pipeline")
 FOLDERS = {"kernels", "io", "stages", "pipeline", "workflows"}
 # Heavy or optional packages and the one place that may import each, inside a function only.
 LAZY = {
+    "astroscrappy": "stages/cosmicrays.py",
     "cupy": "kernels/backend.py",
     "cupyx": "kernels/backend.py",
     "fsspec": "io/stores.py",

@@ -93,10 +93,10 @@ def test_an_id_comes_before_a_stage_of_that_name(tmp_path):
         ("steps.match.order", "path=value is needed"),
         ("order=3", "path=value is needed"),
         ("steps..order=3", "path=value is needed"),
-        ("steps.mtach.order=3", "no step 'mtach'; the steps are science, reference, register, background_science"),
+        ("steps.mtach.order=3", "no step 'mtach'; the steps are science, reference, cosmic_rays_science"),
         ("steps.match=3", "steps.<id or stage>.<key>=value"),
-        ("steps.match.order=9", "steps[9].match.order: 9 is above"),
-        ("steps.match.ordre=1", "steps[9].match.ordre: unknown key"),
+        ("steps.match.order=9", "steps[13].match.order: 9 is above"),
+        ("steps.match.ordre=1", "steps[13].match.ordre: unknown key"),
         ("name.x=1", "'name' is no table"),
         ("run.colour=red", "run.colour: unknown key"),
     ],
@@ -189,5 +189,5 @@ def test_a_step_that_is_not_enabled_is_not_there():
     assert plain.described() == again.described()
     kernel = load("difference", set_=["steps.load_kernel.enabled=true", "steps.load_kernel.file=k.fits"])
     assert [s.id for s in kernel.steps if s.id not in [t.id for t in plain.steps]] == ["load_kernel"]
-    with pytest.raises(ConfigError, match=r"steps\[8\].load_kernel.file: missing"):
+    with pytest.raises(ConfigError, match=r"steps\[12\].load_kernel.file: missing"):
         load("difference", set_=["steps.load_kernel.enabled=true"])
