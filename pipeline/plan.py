@@ -27,6 +27,10 @@ NIGHT_FILES = ("catalog.parquet", "objects.ecsv")
 """What covers the catalogues of all items, where they have some."""
 
 
+TABLES = (".ecsv", ".csv", ".parquet", ".vot", ".xml", ".votable")
+"""Suffixes of inputs that are tables."""
+
+
 @dataclass(frozen=True)
 class Need:
     """What one item needs.
@@ -105,7 +109,8 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
         for key, source in step.files(flow.folder).items():
             try:
                 total += _size(source)
-                look.shapes(source)
+                if not _is_table(source):
+                    look.shapes(source)
             except SkydeltaError as e:
                 problems.append(f"steps.{step.id}.{key}: {e}")
     for item in items:
@@ -113,7 +118,7 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
         for source in item.inputs.values():
             try:
                 size += _size(source)
-                pixels = max(pixels, look.pixels(source))
+                pixels = pixels if _is_table(source) else max(pixels, look.pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
         needs[item.id] = Need(size, _peak(bound, pixels))
@@ -191,6 +196,11 @@ def _peak(bound: tuple[Bound, ...], pixels: int) -> int:
         for name in b.frees:
             alive.pop(name, None)
     return peak
+
+
+def _is_table(source: str) -> bool:
+    """Whether the suffix is that of a table, which holds no image."""
+    return Path(source).suffix.lower() in TABLES
 
 
 def _size(source: str) -> int:

@@ -52,8 +52,8 @@ class Load(Stage[LoadConfig]):
         config = self.config.model_dump()
         for name in self.files:
             if config[name] is not None:
-                config[name] = _under(ctx.base, config[name])
-        exposure = read(_under(ctx.base, path), **config, device=ctx.backend.name)
+                config[name] = under(ctx.base, config[name])
+        exposure = read(under(ctx.base, path), **config, device=ctx.backend.name)
         for i, line in enumerate(exposure.notes.get("warnings", [])):
             ctx.flag(f"reading_{i + 1}" if i else "reading", line)
         for name, note in exposure.notes.items():
@@ -78,12 +78,12 @@ class LoadKernel(Stage[LoadKernelConfig]):
     files = ("file",)
 
     def run(self, ctx: Context) -> dict[str, Any]:  # type: ignore[override]
-        kernel = MatchKernel.load(_under(ctx.base, self.config.file))
+        kernel = MatchKernel.load(under(ctx.base, self.config.file))
         ctx.metric("kernel_file", self.config.file)
         return {"kernel": kernel}
 
 
-def _under(base: Path | None, path: str) -> str:
+def under(base: Path | None, path: str) -> str:
     """The path with ``[EXT]`` kept, from ``base`` when it is relative."""
     file, extension = split_extension(path)
     full = Path(file) if base is None or Path(file).is_absolute() else base / file

@@ -31,6 +31,9 @@ BUILTIN = {
     "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",
     "stack": "skydelta.stages.stack:Stack",
+    "load_table": "skydelta.stages.tables:LoadTable",
+    "zero_point": "skydelta.stages.zeropoint:ZeroPoint",
+    "write_catalog": "skydelta.stages.tables:WriteCatalog",
     "sources": "skydelta.stages.sources:Sources",
 }
 """Built-in stages in the order of the main job, then the others; listing them imports nothing."""
