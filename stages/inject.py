@@ -25,6 +25,10 @@ from skydelta.stages.robust import median
 HOST = 10.0
 """Least signal-to-noise of a star or galaxy that a source is put on."""
 
+MOST_HOSTS = 0.1
+"""Part of the stars and galaxies that may get a source: the kernel is fitted on them, and with changes on many of them
+the fit, which leaves out a few, is no longer that of the image without sources."""
+
 NEAR_HOST = 0.7
 """Largest distance from it along an axis, FWHM."""
 
@@ -45,7 +49,12 @@ class InjectConfig(StageConfig):
     """How many sources, how bright and where."""
 
     count: int = Field(200, ge=1, description="Sources to add; fewer where they do not fit.")
-    hosts: float = Field(0.3, ge=0, le=1, description="Share of them on stars and galaxies of the image.")
+    hosts: float = Field(
+        0.3,
+        ge=0,
+        le=1,
+        description="Share of them on stars and galaxies of the image, of which at most a tenth get one.",
+    )
     snr: tuple[float, float] = Field(
         (2.0, 50.0), description="Faintest and brightest signal-to-noise in blank sky; logarithms are uniform."
     )
@@ -65,7 +74,7 @@ class Inject(Stage[InjectConfig]):
     """
 
     name = "inject"
-    version = 1
+    version = 2
     inputs = {
         "image": Port(Exposure, "sky-subtracted science image with variance and PSF"),
         "whitened": Port(Exposure, "the whitened difference without them: where it is usable, and how noisy"),
@@ -122,7 +131,7 @@ class Inject(Stage[InjectConfig]):
         taken = np.zeros((0, 2))
         host = np.zeros(0, bool)
         for drawn, limit, is_host in (
-            (near, round(self.config.hosts * wanted), True),
+            (near, min(round(self.config.hosts * wanted), int(np.ceil(MOST_HOSTS * len(px)))), True),
             (field, wanted, False),
         ):
             inside = drawn[((drawn >= margin) & (drawn <= [w - 1 - margin, h - 1 - margin])).all(axis=1)]

@@ -2,9 +2,11 @@
 """Injected sources: placed, drawn and judged as they say, the same every time, and in none of the real products."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from astropy import units as u
 from astropy.io import fits
 from scipy.special import ndtr
 from support_pairs import context, pair, subtract
@@ -57,7 +59,8 @@ def test_places_are_apart_usable_and_partly_on_stars(made):
     apart = np.maximum(np.abs(x[:, None] - x), np.abs(y[:, None] - y)) + 1e9 * np.eye(len(x))
     assert apart.min() > 41
     host = np.asarray(out["sources"]["host"])
-    assert host.sum() == ctx.metrics["injected_on_hosts"] == 12
+    # 12 were asked for; no more than a tenth of the stars get one
+    assert 5 <= host.sum() == ctx.metrics["injected_on_hosts"] <= 10
     nearest = np.array([np.hypot(p.x - a, p.y - b).min() for a, b in zip(x, y, strict=True)])
     assert nearest[host].max() < 0.8 * np.sqrt(2) * 4.1 + 1
     found = inputs["catalog"]
@@ -126,6 +129,30 @@ def test_figures_react_to_a_wrong_flux_and_a_wrong_error(made):
     assert bright["flux_ratio"] == pytest.approx(1.02, abs=4 * plain["flux_ratio_err"])
     assert plain["pull_std"] == pytest.approx(1, abs=0.35)
     assert narrow["pull_std"] == pytest.approx(2, abs=0.7)
+
+
+def test_pulls_in_the_open_field_are_those_of_a_normal_distribution(figure):
+    """Kernel, difference and error are skydelta's own; `benchmarks/pulls.py` does it for 2000 sources."""
+    rows = []
+    for seed in range(81, 84):
+        p = pair(seed=seed, shape=(512, 512), stars=150, low=2000, high=2e5)
+        _, out = subtract(p)
+        none = Catalog.of({n: np.zeros(0) for n in "xy"}, {"x": u.pix, "y": u.pix})
+        inputs = {"image": p.science, "whitened": out["whitened"], "catalog": none}
+        made = Inject(count=100, hosts=0).execute(context(), inputs)
+        _, again = subtract(replace(p, science=made["injected"]))
+        x, y, true = (made["sources"][n].value for n in ("x", "y", "flux"))
+        flux, error = forced_fluxes(again["whitened"], x, y, "cpu")
+        rows.append(np.stack([flux - true, error, true]))
+    residual, error, true = np.concatenate(rows, axis=1)
+    pull, n = residual / error, len(true)
+    assert n > 180
+    # four standard errors of each
+    figure("injections: mean pull", abs(pull.mean()), 4 / np.sqrt(n))
+    figure("injections: |std of pulls - 1|", abs(pull.std() - 1), 4 / np.sqrt(2 * n))
+    weight = error**-2
+    bias = (weight * true * residual).sum() / (weight * true**2).sum()
+    figure("injections: flux bias over its error", abs(bias) * np.sqrt((weight * true**2).sum()), 4)
 
 
 def test_places_without_pixels_have_no_flux(made):

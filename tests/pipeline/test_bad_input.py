@@ -89,13 +89,16 @@ def pixels(table):
 
 
 def found_again(tmp_path, table, snr=10):
-    """How many changes of a signal-to-noise ratio on usable pixels there are, and how many of them were found."""
+    """How many changes of a signal-to-noise ratio on good pixels there are, and how many were found with their sign."""
     changes = QTable.read(table)
     changes = changes[np.abs(changes["snr"]) >= snr]
     changes = changes[np.isfinite(planes(tmp_path)[1])[pixels(changes)]]
     found = catalog(tmp_path)
     dx, dy = (changes[name].value[:, None] - found[name].value for name in "xy")
-    return len(changes), int((np.hypot(dx, dy).min(axis=1, initial=np.inf) < 2).sum())
+    # of a dipole either lobe may be the one that is named
+    alike = np.sign(changes["flux"].value[:, None]) == np.sign(np.asarray(found["snr"], float))
+    alike |= (changes["kind"] == "dipole")[:, None]
+    return len(changes), int(((np.hypot(dx, dy) < 2) & alike).any(axis=1).sum())
 
 
 def good(code, receipt, noise=0.05):
