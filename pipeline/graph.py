@@ -36,10 +36,18 @@ def external(steps: Iterable[Step]) -> dict[str, str]:
         read = {}
         for port_name, port in step.stage.inputs.items():
             read[port_name] = name = step.inputs.get(port_name, port_name)
-            if name not in made and port.type is str and (not port.optional or port_name in step.inputs):
+            if name not in made and (port.type is str or port.many) and (not port.optional or port_name in step.inputs):
                 wanted.setdefault(name, f"steps[{i}] ({step.id})")
         made |= {_output(step, port_name, read) for port_name in step.stage.outputs}
     return wanted
+
+
+def listed(steps: Iterable[Step]) -> frozenset[str]:
+    """Of the names that the items must provide, those that mean all files an item has of them."""
+    steps = tuple(steps)
+    wanted = external(steps)
+    read = [(s.inputs.get(p, p), port.many) for s in steps for p, port in s.stage.inputs.items()]
+    return frozenset(name for name, many in read if many and name in wanted)
 
 
 def _output(step: Step, port_name: str, read: Mapping[str, str]) -> str:

@@ -15,6 +15,8 @@ from astropy.table import Table
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.fits.reader import split_extension, split_section
 from skydelta.pipeline import pairing
+from skydelta.pipeline.graph import listed
+from skydelta.pipeline.groups import grouped, numbered
 from skydelta.pipeline.workflow import PAIR_BY, Step, value_of
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
@@ -52,7 +54,8 @@ def items_of(
     A single path beside lists belongs to every item. Patterns stand for the files that they match; where more than one
     input has several files, `PAIR_BY` says which belong together: one item for each detector of the first input's
     files. A column ``step.setting`` of a table sets that of a step for the item alone, where the row is not empty;
-    other columns that no step reads are ignored.
+    other columns that no step reads are ignored. Where a step takes all files of a name (`stack`), a list is one item,
+    and so are the rows of a table with one id.
 
     Parameters
     ----------
@@ -70,19 +73,26 @@ def items_of(
     InputError
         A table that cannot be read or lacks columns; ids that are not unique or not safe as folder names.
     """
+    many = listed(steps)
     if "table" in inputs and "table" not in wanted:
         table = inputs["table"]
         if len(inputs) > 1 or not isinstance(table, str):
             raise ConfigError("inputs: table is one file and excludes all others")
         if id_ is not None:
             raise ConfigError(f"id {id_!r}: the items of a table have their ids from its column id")
-        return _unique(_rows(Path(table), wanted, steps), table)
+        found = _rows(Path(table), wanted, steps)
+        if many:
+            groups = grouped(((r.id, r.inputs, r.settings) for r in found), many, table)
+            return tuple(WorkItem(name, *parts) for name, parts in groups.items())
+        return _unique(found, table)
     for name, reader in wanted.items():
         if name not in inputs:
             raise ConfigError(f"inputs.{name}: missing; {reader} reads it")
     for name in inputs:
         if name not in wanted and name != PAIR_BY:
             raise ConfigError(f"inputs.{name}: no step reads it; they read {', '.join(wanted) or 'no files'}")
+    if many:
+        return (_of_lists(inputs, many, id_),)
     if PAIR_BY in inputs:
         return _paired(inputs, wanted, id_)
     inputs, patterns = _expanded(inputs)
@@ -100,6 +110,22 @@ def items_of(
     rows = [{n: p[i] if isinstance(p, list) else p for n, p in inputs.items()} for i in range(count)]
     named = next(iter(lengths))  # what a list gives differs between items
     return _unique((WorkItem(_stem({named: row[named]}), row) for row in rows), f"inputs.{named}")
+
+
+def _of_lists(inputs: Mapping[str, str | list[str]], many: Iterable[str], id_: str | None) -> WorkItem:
+    """The one item of an input that takes all its files."""
+    if PAIR_BY in inputs:
+        raise ConfigError(
+            f"inputs.{PAIR_BY}: {', '.join(sorted(many))} takes all files of its name: there are no pairs"
+        )
+    expanded, _ = _expanded(inputs)
+    out: dict[str, str] = {}
+    for name, files in expanded.items():
+        paths = [files] if isinstance(files, str) else files
+        if not paths or (name not in many and len(paths) > 1):
+            raise ConfigError(f"inputs.{name}: {len(paths)} files; {'at least ' if name in many else ''}one is needed")
+        out |= numbered(name, paths) if name in many else {name: paths[0]}
+    return WorkItem(_safe(id_, "id") if id_ else _stem(out), out)
 
 
 def _expanded(inputs: Mapping[str, str | list[str]]) -> tuple[dict[str, str | list[str]], list[str]]:

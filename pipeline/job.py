@@ -23,6 +23,7 @@ from skydelta.pipeline import receipts
 from skydelta.pipeline.events import Hub, Tell
 from skydelta.pipeline.executors.base import Receipt, Seat
 from skydelta.pipeline.graph import Bound, bind, external
+from skydelta.pipeline.groups import gathered
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.workflow import Step, Workflow, build
@@ -249,7 +250,7 @@ def run_item(
     raised : Exception or None
         What ended the item.
     """
-    values: dict[str, Any] = dict(item.inputs)
+    values: dict[str, Any] = gathered(item.inputs)
     steps: list[dict[str, Any]] = []
     failures: list[tuple[Step, SkydeltaError]] = []
     error: dict[str, Any] | None = None

@@ -41,12 +41,15 @@ class Port:
     replaces : str or None
         Of an output: the input port whose name in the workflow now means this output (``align`` given
         ``image = "reference"`` makes ``reference`` the aligned image for later steps).
+    many : bool
+        An input that may be a list of paths: all files of that name that an item has.
     """
 
     type: type
     doc: str = ""
     optional: bool = False
     replaces: str | None = None
+    many: bool = False
 
 
 @dataclass

@@ -31,6 +31,7 @@ BUILTIN = {
     "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",
     "stack": "skydelta.stages.stack:Stack",
+    "write_stack": "skydelta.stages.stack.write:WriteStack",
     "load_table": "skydelta.stages.tables:LoadTable",
     "zero_point": "skydelta.stages.zeropoint:ZeroPoint",
     "write_catalog": "skydelta.stages.tables:WriteCatalog",

@@ -49,10 +49,11 @@ def stack(
     OUT holds SCI, VAR, DQ, NEXP (exposures of each pixel), SUMW (sum of weights) and the table INPUTS.
     """
     from skydelta.errors import ConfigError
-    from skydelta.io.fits.writer import exposure_hdus, table_hdu, write_hdus
+    from skydelta.io.fits.writer import write_hdus
     from skydelta.kernels.backend import resolve
     from skydelta.stages.base import Context
     from skydelta.stages.stack import Stack
+    from skydelta.stages.stack.write import stack_hdus
 
     if out.exists() and not overwrite:
         raise ConfigError(f"{out}: exists; --overwrite replaces it")
@@ -63,8 +64,7 @@ def stack(
     ctx = Context(resolve(device), id=out.name)
     result = stage.execute(ctx, {"images": list(files), "onto": onto})
     stacked, table = result["stacked"], result["table"]
-    further = {"NEXP": result["coverage"].image.astype("int32"), "SUMW": result["weight"].image}
-    write_hdus(out, [*exposure_hdus(stacked, further), table_hdu(table, "INPUTS")])
+    write_hdus(out, stack_hdus(stacked, result["coverage"], result["weight"], table))
     shown = ("id", "scale", "scale_from", "level", "weight", "resampling", "clipped")
     rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in table[shown].iterrows()]
     print_table(f"{out.name}: {stacked.notes['stack']}, {stacked.shape[1]} x {stacked.shape[0]} px", list(shown), rows)

@@ -83,7 +83,7 @@ class Stack(Stage[StackConfig]):
 
     name, version = "stack", 2
     inputs = {
-        "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes"),
+        "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes", many=True),
         "onto": Port(
             object, "target: an image, WCS, header or path, 'north-up' or 'mosaic'; unset: mosaic", optional=True
         ),
