@@ -52,7 +52,7 @@ def align(
     The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels. A
     map that is a whole-pixel shift is copied. The cards ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
     """
-    from skydelta.errors import ConfigError
+    from skydelta.errors import ConfigError, InputError
     from skydelta.io.fits.compressed import Compression
     from skydelta.io.fits.writer import exposure_hdus, write_hdus
     from skydelta.io.read import read
@@ -68,6 +68,8 @@ def align(
     grid = grid_of(onto).exposure()
     hdu = int(image_hdu) if image_hdu is not None and image_hdu.isdigit() else image_hdu
     source = read(image, image=hdu, device=device, **planes)  # type: ignore[arg-type]
+    if not bool(source.backend.xp.isfinite(source.image).any()):
+        raise InputError(f"align: {image} has no pixel with a value")
     aligned, footprint = stage.resampled(context, source, grid)
     hdus = exposure_hdus(aligned, {"FOOTPRINT": footprint})
     for key in ("variance", "mask"):

@@ -7,11 +7,22 @@ from typing import Any, Literal
 
 import numpy as np
 
+from skydelta.errors import ConfigError
 from skydelta.kernels.backend import Array, resolve
 from skydelta.kernels.resample import Method
 from skydelta.stages.align import Align
 from skydelta.stages.align.inputs import as_target, bare_image
 from skydelta.stages.base import Context
+
+ORDERS: dict[int | str, Method] = {
+    "nearest-neighbor": "nearest",
+    0: "nearest",
+    "bilinear": "bilinear",
+    1: "bilinear",
+    "bicubic": "bspline3",
+    3: "bspline3",
+}
+"""Orders of ``reproject_interp`` that have an equal here."""
 
 
 def reproject(
@@ -20,7 +31,8 @@ def reproject(
     shape_out: tuple[int, int] | None = None,
     *,
     hdu_in: int | str | None = None,
-    method: Method = "bspline3",
+    method: Method | None = None,
+    order: int | str | None = None,
     conserve: Literal["flux", "brightness"] = "brightness",
     return_footprint: bool = True,
     device: str = "auto",
@@ -40,8 +52,10 @@ def reproject(
         (H, W); otherwise ``array_shape`` of the WCS, or NAXIS1 and NAXIS2 of the header.
     hdu_in : int or str, optional
         Which HDU of ``input_data``.
-    method : {"bspline3", "bilinear", "lanczos3", "nearest"}
-        ``order`` of `reproject_interp`: nearest-neighbor is nearest, bilinear is bilinear, bicubic is bspline3.
+    method : {"bspline3", "bilinear", "lanczos3", "nearest"}, optional
+        bspline3 unless ``order`` says another.
+    order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3}, optional
+        The name that `reproject_interp` has for nearest, bilinear and bspline3; its biquadratic has no equal here.
     conserve : {"brightness", "flux"}
         Keep values as they are, or multiply them by the area of a target pixel in source pixels.
     return_footprint : bool
@@ -61,12 +75,18 @@ def reproject(
     InputError
         Axes that cannot be turned into each other, no WCS, no size, no two-dimensional image.
     ConfigError
-        A method that does not exist, or something that is no image.
+        A method or order that does not exist, both of them, or something that is no image.
     """
+    if order is not None:
+        if method is not None:
+            raise ConfigError(f"reproject: order {order!r} and method {method!r}: one of them is allowed")
+        if isinstance(order, bool) or order not in ORDERS:
+            raise ConfigError(f"reproject: order {order!r}; allowed are {', '.join(map(repr, ORDERS))}")
+        method = ORDERS[order]
     backend = resolve(device)
     image = bare_image(input_data, hdu_in).to(backend)
     onto = as_target(output_projection, shape_out)
-    stage = Align(method=method, conserve=conserve)
+    stage = Align(method=method or "bspline3", conserve=conserve)
     new, footprint = stage.resampled(Context(backend, id="reproject"), image, onto, empty=True)
     array = backend.asarray(new.image, np.float32)
     if not return_footprint:

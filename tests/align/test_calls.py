@@ -149,6 +149,8 @@ def test_reproject_agrees_with_reproject_interp(method, order, limit, image, sou
     theirs, seen = peer("reproject").reproject_interp((image, source), target, shape_out=ONTO, order=order)
     ours, footprint = skydelta.reproject((image, source), target, shape_out=ONTO, method=method, device="cpu")
     assert ours.shape == footprint.shape == ONTO
+    again = skydelta.reproject((image, source), target, shape_out=ONTO, order=order, device="cpu")[0]
+    assert again.tobytes() == ours.tobytes()
     inner = ndimage.binary_erosion(seen > 0, iterations=10)
     assert inner.mean() > 0.4
     difference = np.abs(ours - theirs)[inner]
@@ -221,6 +223,13 @@ def test_reproject_masks_and_copies(image):
         (lambda a, w: skydelta.reproject((a, w), WCS(naxis=2), SHAPE), InputError, "onto has no celestial WCS"),
         (lambda a, w: skydelta.reproject(3, w), ConfigError, "int is no image"),
         (lambda a, w: skydelta.reproject((a, w), w, method="bicubic"), ConfigError, "align.method: 'bicubic' is not"),
+        (lambda a, w: skydelta.reproject((a, w), w, order="biquadratic"), ConfigError, "order 'biquadratic'; allowed"),
+        (
+            lambda a, w: skydelta.reproject((a, w), w, order=2),
+            ConfigError,
+            "order 2; allowed are 'nearest-neighbor', 0",
+        ),
+        (lambda a, w: skydelta.reproject((a, w), w, order=1, method="nearest"), ConfigError, "one of them is allowed"),
         (lambda a, w: skydelta.reproject("/nowhere.fits", w), InputError, "/nowhere.fits: no such file"),
     ],
 )
@@ -308,6 +317,19 @@ def test_command_names_what_is_wrong(words, code, message, files, monkeypatch):
     assert re.search(message, done.output), done.output
     assert done.output.strip().splitlines()[-1].startswith(("skydelta: ", "Error: "))
     assert not (folder / "out.fits").exists()
+
+
+def test_command_refuses_an_image_without_a_pixel(files, monkeypatch):
+    folder, _ = files
+    monkeypatch.chdir(folder)
+    with fits.open(folder / "image.fits") as hdus:
+        for hdu in hdus:
+            if hdu.data is not None and hdu.data.dtype.kind == "f":
+                hdu.data[:] = np.nan
+        hdus.writeto(folder / "empty.fits")
+    done = command(folder, "empty.fits", "--onto", "onto.fits", "-o", "none_of_it.fits")
+    assert done.exit_code == 3 and "has no pixel with a value" in done.output, done.output
+    assert not (folder / "none_of_it.fits").exists()
 
 
 @pytest.mark.parametrize("shift", [(4, -3), (4.3, -3.2)], ids=["copied", "interpolated"])
