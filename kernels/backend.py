@@ -87,6 +87,12 @@ class Backend:
             a = np.ascontiguousarray(a, dtype=dtype)
             return _sent(a) if a.nbytes <= SMALL else cupy().asarray(a)
 
+    def release(self) -> None:
+        """Give memory that no array uses back to the device, for others and for larger pieces."""
+        if self.is_gpu:
+            with cupy().cuda.Device(self.index):
+                cupy().get_default_memory_pool().free_all_blocks()
+
     def synchronize(self) -> None:
         if self.is_gpu:
             cupy().cuda.Device(self.index).synchronize()

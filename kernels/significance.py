@@ -229,8 +229,8 @@ def score_image(
     blocks = Blocks(grid, TOGETHER[backend.kind], pad, size)
 
     def scored(block: Tile, *cuts: Array) -> Array:
-        here, members = backend_of(cuts[0]), blocks.members(block.row, block.column)
-        rows, columns = (np.array(e) for e in blocks.edges(block.row, block.column))
+        here, members = backend_of(cuts[0]), blocks.members(block)
+        rows, columns = (np.array(e) for e in blocks.edges(block))
         first_row, first_column = rows[:-1] - pad - block.halo.y0, columns[:-1] - pad - block.halo.x0
         difference, fixed, moved, *good = cuts
         stack, usable = cut_tiles(

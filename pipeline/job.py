@@ -19,7 +19,8 @@ from threadpoolctl import ThreadpoolController
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
 from skydelta.kernels.backend import Backend, resolve
 from skydelta.kernels.core.devices import active
-from skydelta.pipeline import receipts
+from skydelta.kernels.core.multi import counted_splits
+from skydelta.pipeline import readahead, receipts
 from skydelta.pipeline.events import Hub, Tell
 from skydelta.pipeline.executors.base import Receipt, Seat
 from skydelta.pipeline.graph import Bound, bind, external
@@ -75,7 +76,7 @@ class Job:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_flows": {}, "hub": None}
 
-    def __call__(self, item: WorkItem, seat: Seat, tell: Tell) -> Receipt:
+    def __call__(self, item: WorkItem, seat: Seat, tell: Tell, following: WorkItem | None = None) -> Receipt:
         """The receipt of one item: an earlier one that still holds, or a fresh one.
 
         Raises
@@ -85,7 +86,10 @@ class Job:
         """
         flow, bound = self._flow(item)
         folder = RunFolder(self.root)
+        ahead = readahead.HERE.bytes_of(f"{self.root}/{item.id}")
         who = _identity(flow, item)
+        if following is not None:
+            readahead.HERE.want(f"{self.root}/{following.id}", self._files(following))
         earlier = None if self.overwrite or not who else folder.done(item, who)
         if earlier is not None:
             tell("item_resumed", item.id)
@@ -94,7 +98,7 @@ class Job:
         backend = replace(resolve(seat.device), asked=self.asked)
         attempts: list[dict[str, Any]] = []
         while True:
-            receipt, again = self._attempt(flow, bound, item, who, seat, backend, attempts, tell)
+            receipt, again = self._attempt(flow, bound, item, who, seat, backend, attempts, tell, ahead)
             if again is None:
                 break
             attempts.append({"device": backend.name, **receipt["error"]})
@@ -133,6 +137,14 @@ class Job:
             self.hub.tell("item_failed", item.id, message=message, steps_done=0)
         return receipt
 
+    def _files(self, item: WorkItem) -> list[Path]:
+        """What an item reads, as far as that can be told: its settings may be wrong."""
+        try:
+            flow, _ = self._flow(item)
+        except SkydeltaError:
+            return []
+        return [receipts.path_of(source) for source in receipts.files_of(flow, item).values()]
+
     def _flow(self, item: WorkItem) -> tuple[Workflow, tuple[Bound, ...]]:
         """The workflow with the settings of an item, and its steps tied together; built once a process."""
         key = repr(sorted(item.settings.items())) if item.settings else "{}"
@@ -157,6 +169,7 @@ class Job:
         backend: Backend,
         attempts: list[dict[str, Any]],
         tell: Tell,
+        ahead: int,
     ) -> tuple[Receipt, Backend | None]:
         """The receipt of one attempt, and where to try again; without a further attempt it is published."""
         folder = RunFolder(self.root)
@@ -170,6 +183,7 @@ class Job:
                     return receipt, again
                 receipt["attempts"] = attempts
                 receipt["worker"] = seat.name
+                receipt["read_ahead_bytes"] = ahead
                 receipt["identity"] = who
                 receipt["outputs"] = {p.name: receipts.digest(p) for p in sorted(work.iterdir()) if p.is_file()}
                 receipt = receipts.plain(receipt)
@@ -216,6 +230,7 @@ def _again(flow: Workflow, backend: Backend, raised: Exception | None, before: i
     if raised is None:
         return None
     if isinstance(raised, MemoryError) and backend.is_gpu and flow.run.out_of_memory == "cpu":
+        backend.release()
         return Backend("cpu", asked=backend.asked)
     if receipts.passing(raised) and before < flow.run.retries:
         time.sleep(PAUSE * 4**before)
@@ -264,8 +279,11 @@ def run_item(
             limit_threads(threads)
             wall, cpu = time.perf_counter(), time.process_time()
             try:
-                result = b.step.stage.execute(ctx, {port: values[name] for port, name in b.inputs.items()})
-                backend.synchronize()
+                with counted_splits() as splits:
+                    result = b.step.stage.execute(ctx, {port: values[name] for port, name in b.inputs.items()})
+                    backend.synchronize()
+                if splits.count:  # no flag: flags are in headers, whose bytes depend on no device's memory
+                    ctx.metric("tiles_split", splits.count)
             except Exception as e:
                 log.debug("step %s", b.step.id, exc_info=True)
                 error, raised = _error(b.step, e), e.with_traceback(None)

@@ -40,28 +40,60 @@ def digest(path: Path) -> str:
 FRESH = 2.0
 """Seconds after a change of a file in which it may change again without its time telling."""
 
+TURN = 60.0
+"""Seconds to wait for another thread that is reading the same file; then it is read here."""
+
 _digests: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+_reading: dict[tuple[Any, ...], threading.Event] = {}
 _digests_lock = threading.Lock()
+
+
+def _state(path: Path) -> tuple[tuple[Any, ...], bool]:
+    """What changes when a file does, and whether it has changed just now."""
+    s = path.stat()
+    key = str(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+    return key, time.time() - max(s.st_mtime, s.st_ctime) < FRESH
+
+
+def knows(path: Path) -> bool:
+    """Whether the digest of a file is at hand."""
+    try:
+        return _state(path)[0] in _digests
+    except OSError:
+        return False
 
 
 def known_digest(path: Path) -> str:
     """`digest`, kept for files that many items share while size, time and place on the disk are the same.
 
-    As of git's index: of a file that has changed just now nothing is kept.
+    As in git's index: of a file that has changed just now nothing is kept. Of two threads that ask for one file at the
+    same time, one reads it.
     """
-    s = path.stat()
-    key = str(path), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+    key, fresh = _state(path)
+    if fresh:
+        return digest(path)
     with _digests_lock:
         if key in _digests:
             _digests.move_to_end(key)
             return _digests[key]
-    found = digest(path)
-    if time.time() - max(s.st_mtime, s.st_ctime) > FRESH:
+        other = _reading.get(key)
+        mine = _reading.setdefault(key, threading.Event()) if other is None else None
+    if other is not None and other.wait(TURN):
+        with _digests_lock:
+            if key in _digests:
+                return _digests[key]
+    try:
+        found = digest(path)
         with _digests_lock:
             _digests[key] = found
             while len(_digests) > 512:
                 _digests.popitem(last=False)
-    return found
+        return found
+    finally:
+        if mine is not None:
+            with _digests_lock:
+                _reading.pop(key, None)
+            mine.set()
 
 
 def plain(value: Any) -> Any:
@@ -228,12 +260,22 @@ def identity(workflow: Workflow, item: WorkItem) -> str:
     OSError
         A file cannot be read now, but perhaps later (`passing`).
     """
+    contents = {name: _content(path) for name, path in files_of(workflow, item).items()}
+    text = json.dumps({"workflow": plain(workflow.described()), "files": contents}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(workflow: Workflow, item: WorkItem) -> dict[str, str]:
+    """What an item reads, FILE or FILE[EXT] by name: its inputs, and the files that the settings of steps name."""
     files = dict(item.inputs)
     for step in workflow.steps:
         files |= {f"steps.{step.id}.{key}": path for key, path in step.files(workflow.folder).items()}
-    contents = {name: _content(path) for name, path in files.items()}
-    text = json.dumps({"workflow": plain(workflow.described()), "files": contents}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return files
+
+
+def path_of(source: str) -> Path:
+    """The file of FILE, FILE[EXT] or FILE[EXT][section]."""
+    return Path(split_extension(split_section(source)[0])[0])
 
 
 def _content(source: str) -> tuple[str, str]:

@@ -236,28 +236,48 @@ def _histogram(score: np.ndarray) -> Iterable[str]:
 
 
 def _candidates(item: Item) -> str:
-    table, cubes = item.folder / "catalog.ecsv", item.folder / "stamps.fits"
-    if not (table.is_file() and cubes.is_file()):
+    found = candidates(item, CANDIDATES)
+    if found is None:
         return ""
-    catalog = Catalog.load(table)
-    if not len(catalog):
+    count, cards = found
+    if not count:
         return "<h3>Candidates</h3><p>None.</p>"
-    suspect = (np.asarray(catalog["flags"]) & SUSPECT) != 0
-    order = np.lexsort((-np.abs(np.asarray(catalog["snr"])), suspect))[:CANDIDATES]
-    with fits.open(cubes) as hdus:
-        if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
-            return "<h3>Candidates</h3><p>stamps.fits belongs to another catalogue.</p>"
-        cards = [_card(catalog[k], *(hdus[n].data[k] for n in ("SCIENCE", "TEMPLATE", "DIFFERENCE"))) for k in order]
-    of_all = f" of {len(catalog)}" if len(order) < len(catalog) else ""
+    if not cards:
+        return "<h3>Candidates</h3><p>stamps.fits belongs to another catalogue.</p>"
+    of_all = f" of {count}" if len(cards) < count else ""
     return (
-        f'<h3>Candidates</h3><p class="soft">{len(order)}{of_all}: science, template, difference. Clean ones first, '
+        f'<h3>Candidates</h3><p class="soft">{len(cards)}{of_all}: science, template, difference. Clean ones first, '
         "then those with a flag that casts doubt, each by significance.</p>"
         f'<div class="cards">{"".join(cards)}</div>'
     )
 
 
-def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.ndarray) -> str:
-    """Three stamps of one candidate and its numbers."""
+def ranks(catalog: Catalog) -> list[tuple[bool, float]]:
+    """What candidates are sorted by: those with a flag that casts doubt come last, the others by significance."""
+    suspect = (np.asarray(catalog["flags"]) & SUSPECT) != 0
+    strength = np.nan_to_num(np.abs(np.asarray(catalog["snr"], float)))
+    return [(bool(s), -float(n)) for s, n in zip(suspect, strength, strict=True)]
+
+
+def candidates(item: Item, most: int, heading: str = "") -> tuple[int, list[str]] | None:
+    """How many an item has, and the cards of the first of them; None without a catalogue or stamps."""
+    table, cubes = item.folder / "catalog.ecsv", item.folder / "stamps.fits"
+    if not (table.is_file() and cubes.is_file()):
+        return None
+    catalog = Catalog.load(table)
+    if not len(catalog):
+        return 0, []
+    by = ranks(catalog)
+    order = sorted(range(len(catalog)), key=lambda k: by[k])[:most]
+    with fits.open(cubes) as hdus:
+        if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
+            return len(catalog), []
+        planes = ("SCIENCE", "TEMPLATE", "DIFFERENCE")
+        return len(catalog), [_card(catalog[k], *(hdus[n].data[k] for n in planes), heading) for k in order]
+
+
+def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.ndarray, heading: str) -> str:
+    """Three stamps of one candidate and its numbers; the heading, markup, stands above them."""
     limits = pictures.sky_limits(np.stack([science, template]))
     known = np.abs(difference[np.isfinite(difference)])
     limit = max(REACH * pictures.robust_std(difference), float(np.percentile(known, 99.5))) if known.size else 1.0
@@ -274,6 +294,7 @@ def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.nd
     x, y, ra, dec, flux, error = (float(row[c].value) for c in ("x", "y", "ra", "dec", "flux", "flux_err"))
     flags = ", ".join(f.lower().replace("_", " ") for f in names_of(int(row["flags"])))
     lines = [
+        heading,
         f"<b>{row['id']}</b> {escape(str(row['model']))}, S/N {number(float(row['snr']))}",
         f'flux {number(flux, 4)} ± {number(error, 2)} <span class="soft">{escape(str(row["flux"].unit or ""))}</span>',
         f"x {x:.2f}, y {y:.2f}",

@@ -12,10 +12,13 @@ import numpy as np
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog
 from skydelta.pipeline import pictures
-from skydelta.pipeline.reportitem import Item, number
+from skydelta.pipeline.reportitem import Item, candidates, number, ranks
 
 OBJECTS = 24
 """At most this many objects are shown with their light curves, the most significant first."""
+
+GALLERY = 24
+"""At most this many candidates of all items are shown together."""
 
 TRENDS = {
     "noise_ratio": ("Noise of the difference over its own", 1.0),
@@ -39,7 +42,7 @@ def night(items: Sequence[Item], root: Path) -> str:
     """
     if len(items) < 2:
         return ""
-    return "\n".join(p for p in (_steps(items), _trends(items), _objects(root)) if p)
+    return "\n".join(p for p in (_steps(items), _trends(items), _gallery(items), _objects(root)) if p)
 
 
 def _steps(items: Sequence[Item]) -> str:
@@ -131,4 +134,30 @@ def _objects(root: Path) -> str:
         f'<section class="panel"><h2>Objects detected again</h2><p class="soft">{len(shown)} of {len(again)} with two '
         f"detections or more ({len(table)} objects in all, objects.ecsv), the most significant first.</p>"
         f'<div class="grid">{"".join(cards)}</div></section>'
+    )
+
+
+def _gallery(items: Sequence[Item]) -> str:
+    """The most significant candidates of all items, clean ones first; each names its item."""
+    found = []
+    for n, item in enumerate(items):
+        path = item.folder / "catalog.ecsv"
+        if item.status == "done" and path.is_file() and (item.folder / "stamps.fits").is_file():
+            catalog = Catalog.load(path)
+            if {"flags", "snr"} <= set(catalog.colnames):
+                found += [(*rank, n) for rank in sorted(ranks(catalog))[:GALLERY]]
+    if not found:
+        return ""
+    found.sort()
+    wanted: dict[int, int] = {}
+    for *_, n in found[:GALLERY]:
+        wanted[n] = wanted.get(n, 0) + 1
+    cards = {}
+    for n, most in wanted.items():
+        made = candidates(items[n], most, escape(items[n].id))
+        cards[n] = iter(made[1] if made else [])
+    shown = [card for *_, n in found[:GALLERY] if (card := next(cards[n], None)) is not None]
+    return (
+        '<section class="panel"><h2>Candidates of all items</h2><p class="soft">The most significant, clean ones '
+        f'first: science, template, difference.</p><div class="cards">{"".join(shown)}</div></section>'
     )

@@ -31,6 +31,7 @@ from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.job import Job
 from skydelta.pipeline.night import Part, combine
 from skydelta.pipeline.plan import check_settings, peak_of
+from skydelta.pipeline.prometheus import TextFile
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
 from skydelta.pipeline.workflow import Workflow, load
@@ -128,6 +129,7 @@ def run(
     overwrite: bool = False,
     id_: str | None = None,
     progress: bool | str = False,
+    prometheus: str | Path | None = None,
     limit: int | None = None,
 ) -> RunResult:
     """Run a workflow over its items.
@@ -159,6 +161,8 @@ def run(
         Name of a single item.
     progress : bool or "json"
         Show a progress bar on the terminal; ``"json"``: write every event to standard error, one JSON object a line.
+    prometheus : str or Path, optional
+        Text file with the state of the run, rewritten every few seconds.
     limit : int, optional
         Only the first so many items.
 
@@ -169,7 +173,8 @@ def run(
     WorkerError
         There is nobody left to work; what is done stays done.
     """
-    options = {"executor": executor, "workers": workers, "dask_address": dask_address}
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "dask_address": dask_address}
+    options["prometheus"] = None if prometheus is None else str(Path(prometheus).absolute())
     if isinstance(workflow, Workflow):
         set_run = {k: v for k, v in {"device": device, **options}.items() if v is not None}
         flow = replace(workflow, run=workflow.run.model_copy(update=set_run))
@@ -200,6 +205,8 @@ def _run(
             listeners.append(JsonLines(sys.stderr))
         elif progress:
             listeners.append(ProgressBar(len(items), len(bound)))
+        if flow.run.prometheus:
+            listeners.append(TextFile(flow.folder / flow.run.prometheus, flow.name))
         hub = Hub(listeners)
         try:
             spread = executor_of(flow, bound, items)

@@ -62,6 +62,9 @@ class RunOptions(_Strict):
         description="Detections of several items this close (arcsec) are one object; none: half the median seeing, "
         "or 1 where it is not known.",
     )
+    prometheus: str | None = Field(
+        None, min_length=1, description="Text file with the state of the run for Prometheus, rewritten as items end."
+    )
     inject: int = Field(
         0, ge=0, description="Fake sources with which the science image is run a second time, to measure the depth."
     )

@@ -2,14 +2,21 @@
 """One operation on several devices: tiles in contiguous bands, sums in a fixed order.
 
 Results do not depend on the number of devices nor on the order in which they finish: a tile's pixels depend only on
-the tile, and partial sums are added along a tree whose shape is the number of tiles.
+the tile, and partial sums are added along a tree whose shape is the number of tiles. A tile for which a device has no
+memory is split (`Cover.split`), and `counted_splits` says how often: where a function works on whatever cut it is
+given, the pixels may then differ by rounding.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -17,6 +24,34 @@ import numpy as np
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.devices import DeviceSet, active, copy_to, streams
 from skydelta.kernels.core.tiles import Cover, Tile
+
+log = logging.getLogger(__name__)
+
+
+class Splits:
+    """How many tiles were split for want of memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._one = threading.Lock()
+
+    def add(self) -> None:
+        with self._one:
+            self.count += 1
+
+
+_splits: ContextVar[Splits | None] = ContextVar("splits", default=None)
+
+
+@contextlib.contextmanager
+def counted_splits() -> Iterator[Splits]:
+    """Count the tiles that are split in what is called inside."""
+    token = _splits.set(found := Splits())
+    try:
+        yield found
+    finally:
+        _splits.reset(token)
+
 
 TileFunction = Callable[..., Any]
 """``function(tile, *cuts)``; each cut is an input's ``tile.halo`` on the device of the tile."""
@@ -79,13 +114,13 @@ def reduce_tiles(function: TileFunction, inputs: Sequence[Array], grid: Cover, d
     array
         Of the shape that the function returns.
     """
-    partial: dict[tuple[int, int], np.ndarray] = {}
+    partial: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def store(tile: Tile, value: Array) -> None:
-        partial[tile.row, tile.column] = to_host(value)
+        partial.setdefault((tile.row, tile.column), []).append(to_host(value))
 
     _each_tile(function, inputs, grid, devices, store)
-    return tree_sum([partial[key] for key in sorted(partial)])
+    return tree_sum([tree_sum(partial[key]) for key in sorted(partial)])
 
 
 def tree_sum(terms: Sequence[np.ndarray]) -> np.ndarray:
@@ -125,21 +160,39 @@ def _each_tile(
     tiles = list(grid)
     for source in inputs:
         backend_of(source).synchronize()
+    splits = _splits.get()
 
     def work(device: Backend, band: range) -> None:
         # Two streams: a tile is sent and computed while the one before it is fetched. At home nothing is sent, and the
         # memory pool serves the current stream best.
         at_home = all(backend_of(source).name == device.name for source in inputs)
-        alternate = [None, None] if at_home else streams(device, 2)
+        alternate = itertools.cycle([None, None] if at_home else streams(device, 2))
         waiting: tuple[Any, Tile, Array] | None = None
-        for i in band:
-            stream, tile = alternate[i % 2], tiles[i]
-            with active(device, stream):
-                cuts = [copy_to(source[tile.halo.slices], device) for source in inputs]
-                result = function(tile, *cuts)
+        todo = deque(tiles[i] for i in band)
+        while todo:
+            tile, stream = todo.popleft(), next(alternate)
+            result, cuts = None, []
+            try:
+                with active(device, stream):
+                    cuts = [copy_to(source[tile.halo.slices], device) for source in inputs]
+                    result = function(tile, *cuts)
+            except MemoryError as e:
+                pieces = grid.split(tile)
+                if not pieces:
+                    raise
+                log.info("%s: no memory for a tile of %s px, which is split: %s", device.name, tile.core.shape, e)
+            # not inside of the handler: there, the frames of the exception hold what must be freed
             if waiting:
                 _fetch(device, *waiting, store)
-            waiting = stream, tile, result
+                waiting = None
+            if result is None:
+                cuts.clear()
+                device.release()
+                todo.extendleft(reversed(pieces))
+                if splits is not None:
+                    splits.add()
+            else:
+                waiting = stream, tile, result
         if waiting:
             _fetch(device, *waiting, store)
 

@@ -67,6 +67,20 @@ class Cover(Protocol):
 
     def __iter__(self) -> Iterator[Tile]: ...
 
+    def split(self, tile: Tile) -> tuple[Tile, ...]:
+        """A tile as two, with its row and column, for a device that has no memory for it; empty where that ends."""
+        ...
+
+
+LEAST = 32
+"""Side of a core, px, below which it is not split: the halo would be most of the work."""
+
+
+def halves(low: int, high: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A range as two."""
+    middle = (low + high) // 2
+    return (low, middle), (middle, high)
+
 
 @dataclass(frozen=True)
 class TileGrid:
@@ -112,6 +126,17 @@ class TileGrid:
                 core = Box(ey[r], ey[r + 1], ex[c], ex[c + 1])
                 yield Tile(r, c, core, core.grow(self.halo).clip(self.shape))
 
+    def split(self, tile: Tile) -> tuple[Tile, ...]:
+        """Its halves along the longer side: what a function looks up by row and column stays the same for both."""
+        c = tile.core
+        h, w = c.shape
+        if max(h, w) < 2 * LEAST:
+            return ()
+        cores = [Box(a, b, c.x0, c.x1) for a, b in halves(c.y0, c.y1)]
+        if w > h:
+            cores = [Box(c.y0, c.y1, a, b) for a, b in halves(c.x0, c.x1)]
+        return tuple(Tile(tile.row, tile.column, core, core.grow(self.halo).clip(self.shape)) for core in cores)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -137,20 +162,39 @@ class Blocks:
     def shape(self) -> tuple[int, int]:
         return self.grid.shape
 
-    def edges(self, row: int, column: int) -> tuple[list[int], list[int]]:
-        """Core boundaries along y and x of the tiles of a block, in the image."""
-        (ny, nx), ey, ex = self.counts, self.grid.edges(0), self.grid.edges(1)
-        return ey[row * ny : (row + 1) * ny + 1], ex[column * nx : (column + 1) * nx + 1]
-
-    def members(self, row: int, column: int) -> tuple[slice, slice]:
+    def members(self, block: Tile) -> tuple[slice, slice]:
         """Rows and columns in the grid of the tiles of a block."""
-        ny, nx = self.counts
-        return slice(row * ny, (row + 1) * ny), slice(column * nx, (column + 1) * nx)
+        rows, columns = (
+            slice(self.grid.edges(axis).index(low), self.grid.edges(axis).index(high))
+            for axis, (low, high) in enumerate(((block.core.y0, block.core.y1), (block.core.x0, block.core.x1)))
+        )
+        return rows, columns
+
+    def edges(self, block: Tile) -> tuple[list[int], list[int]]:
+        """Core boundaries along y and x of the tiles of a block, in the image."""
+        rows, columns = self.members(block)
+        return self.grid.edges(0)[rows.start : rows.stop + 1], self.grid.edges(1)[columns.start : columns.stop + 1]
 
     def __iter__(self) -> Iterator[Tile]:
-        rows, columns = (-(-n // m) for n, m in zip(self.grid.counts, self.counts, strict=True))
+        (ny, nx), counts = self.counts, self.grid.counts
+        rows, columns = (-(-n // m) for n, m in zip(counts, self.counts, strict=True))
         for r in range(rows):
             for c in range(columns):
-                ey, ex = self.edges(r, c)
-                (y0, y1), (x0, x1) = ((e[0] - self.pad, e[-2] - self.pad + self.size) for e in (ey, ex))
-                yield Tile(r, c, Box(ey[0], ey[-1], ex[0], ex[-1]), Box(y0, y1, x0, x1).clip(self.shape))
+                y, x = (r * ny, min((r + 1) * ny, counts[0])), (c * nx, min((c + 1) * nx, counts[1]))
+                yield self._block(r, c, y, x)
+
+    def split(self, tile: Tile) -> tuple[Tile, ...]:
+        """Fewer tiles together; a tile alone stays whole, its pixels depend on it alone."""
+        rows, columns = self.members(tile)
+        y, x = (rows.start, rows.stop), (columns.start, columns.stop)
+        if y[1] - y[0] > 1:
+            return tuple(self._block(tile.row, tile.column, half, x) for half in halves(*y))
+        if x[1] - x[0] > 1:
+            return tuple(self._block(tile.row, tile.column, y, half) for half in halves(*x))
+        return ()
+
+    def _block(self, row: int, column: int, rows: tuple[int, int], columns: tuple[int, int]) -> Tile:
+        """The block of these tiles of the grid, first and behind the last."""
+        ey, ex = self.grid.edges(0)[rows[0] : rows[1] + 1], self.grid.edges(1)[columns[0] : columns[1] + 1]
+        (y0, y1), (x0, x1) = ((e[0] - self.pad, e[-2] - self.pad + self.size) for e in (ey, ex))
+        return Tile(row, column, Box(ey[0], ey[-1], ex[0], ex[-1]), Box(y0, y1, x0, x1).clip(self.shape))

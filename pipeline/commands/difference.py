@@ -62,6 +62,7 @@ def difference(
     overwrite: bool,
     dry_run: bool,
     no_progress: bool,
+    prometheus: Path | None,
     log_json: bool,
     id_: str | None,
     kernel: str | None,
@@ -98,6 +99,7 @@ def difference(
         overwrite=overwrite,
         dry_run=dry_run,
         progress=not no_progress,
+        prometheus=prometheus,
         log_json=log_json,
         id_=id_,
     )

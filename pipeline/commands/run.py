@@ -31,6 +31,7 @@ def run(
     overwrite: bool,
     dry_run: bool,
     no_progress: bool,
+    prometheus: Path | None,
     log_json: bool,
     limit: int | None,
 ) -> None:
@@ -47,6 +48,7 @@ def run(
         overwrite=overwrite,
         dry_run=dry_run,
         progress=not no_progress,
+        prometheus=prometheus,
         log_json=log_json,
         limit=limit,
     )

@@ -52,6 +52,12 @@ RUN_OPTIONS = options(
     click.option("--dry-run", is_flag=True, help="Show the plan, its memory and problems, and stop."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
     click.option(
+        "--prometheus",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Keep the state of the run in a text file for Prometheus.",
+    ),
+    click.option(
         "--log-json", is_flag=True, help="Events and warnings on standard error, a JSON object a line; no progress bar."
     ),
 )
@@ -68,6 +74,7 @@ def run_workflow(
     dry_run: bool,
     progress: bool,
     log_json: bool,
+    prometheus: Path | None = None,
     id_: str | None = None,
     limit: int | None = None,
     executor: str | None = None,
@@ -89,7 +96,9 @@ def run_workflow(
         if log_json:
             log_as_json()
         shown = "json" if log_json else progress and sys.stderr.isatty()
-        result = runner.run(flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit)
+        result = runner.run(
+            flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit, prometheus=prometheus
+        )
         if not follower():
             _show_result(result, errors=not log_json)
         return int(result.exit_code)

@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,8 +62,8 @@ class Task(Protocol):
     root: Path
     hub: Hub | None
 
-    def __call__(self, item: WorkItem, seat: Seat, tell: Tell) -> Receipt:
-        """The receipt; raises only to stop everything."""
+    def __call__(self, item: WorkItem, seat: Seat, tell: Tell, following: WorkItem | None = None) -> Receipt:
+        """The receipt; raises only to stop everything. ``following`` is likely to come next here, and is read ahead."""
         ...
 
     def lost(self, item: WorkItem, message: str) -> Receipt:
@@ -98,10 +100,56 @@ class Executor(Protocol):
         ...
 
 
-def work(task: Task, item: WorkItem, seat: Seat) -> tuple[Receipt, list[Event]]:
+class Order:
+    """Items in the order they are handed out, none twice; what each worker will have next is known while it works.
+
+    The next item of a worker is kept for it, so that it can be read ahead where it will be worked on. Where nothing
+    else is left, another worker may have it: nobody waits for what nobody else would do.
+
+    Parameters
+    ----------
+    items : iterable of WorkItem
+        Drawn from as far as is needed.
+    """
+
+    def __init__(self, items: Iterable[WorkItem]) -> None:
+        self._items = iter(items)
+        self._drawn: deque[WorkItem] = deque()
+        self._kept: dict[Hashable, WorkItem] = {}
+
+    def more_than(self, count: int) -> bool:
+        """Whether more items than these are left."""
+        self._drawn.extend(islice(self._items, max(0, count + 1 - len(self._kept) - len(self._drawn))))
+        return len(self._kept) + len(self._drawn) > count
+
+    def __bool__(self) -> bool:
+        return self.more_than(0)
+
+    def next(self, worker: Hashable) -> WorkItem | None:
+        """The next item for a worker; None when none is left."""
+        item = self._kept.pop(worker, None) or self._draw()
+        if item is None and self._kept:
+            item = self._kept.pop(next(reversed(self._kept)))
+        return item
+
+    def following(self, worker: Hashable) -> WorkItem | None:
+        """The item that a worker will have after the one it was given last, if there is one."""
+        if worker not in self._kept and (item := self._draw()) is not None:
+            self._kept[worker] = item
+        return self._kept.get(worker)
+
+    def put_back(self, item: WorkItem) -> None:
+        """An item that has to be done again comes first."""
+        self._drawn.appendleft(item)
+
+    def _draw(self) -> WorkItem | None:
+        return self._drawn.popleft() if self._drawn else next(self._items, None)
+
+
+def work(task: Task, item: WorkItem, seat: Seat, following: WorkItem | None = None) -> tuple[Receipt, list[Event]]:
     """One item in another process: its receipt, and what happened."""
     collector = Collector()
-    return task(item, seat, collector.tell), collector.events
+    return task(item, seat, collector.tell, following), collector.events
 
 
 def left_by(root: Path, item: WorkItem) -> int:

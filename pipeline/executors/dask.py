@@ -8,14 +8,14 @@ import logging
 import os
 import platform
 import queue
+import threading
 import time
 import uuid
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from skydelta import __version__
 from skydelta.errors import ConfigError, SkydeltaError, WorkerError
@@ -23,6 +23,7 @@ from skydelta.kernels.backend import resolve
 from skydelta.pipeline.events import Event
 from skydelta.pipeline.executors.base import (
     LIVES,
+    Order,
     Receipt,
     Seat,
     Task,
@@ -42,6 +43,38 @@ PATIENCE = 30.0
 
 ANSWER = 10.0
 """Seconds that a scheduler has to answer, or to be found again."""
+
+
+FIRST = 120.0
+"""Seconds that new workers have to say what they are: they import this package, perhaps from slow storage."""
+
+T = TypeVar("T")
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a call that may never return: Dask waits without end for whoever is frozen.
+
+    Raises
+    ------
+    TimeoutError
+        There is none yet; the call is left to itself.
+    """
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as e:
+            answers.put((None, e))
+
+    threading.Thread(target=ask, name="skydelta-dask-question", daemon=True).start()
+    try:
+        found, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
 
 
 @dataclass
@@ -97,6 +130,8 @@ class Dask:
         try:
             self._gpu_of_its_own: dict[str, bool] = {}
             self._threads: dict[str, int] = {}
+            self._asked: dict[str, float] = {}
+            self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
             self._places = self._look(first=True)
         except BaseException:
             self.close()
@@ -133,7 +168,7 @@ class Dask:
         return self._distributed.Client(self._own, timeout=30, set_as_default=False)
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        waiting, stock = iter(items), deque[WorkItem]()
+        order = Order(items)
         flights: dict[Any, _Flight] = {}
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         tries: Counter[str] = Counter()
@@ -141,14 +176,13 @@ class Dask:
         looked = alive = time.monotonic()
         try:
             while True:
-                stock.extend(islice(waiting, max(0, 2 * len(self._places) + 1 - len(stock))))
-                if not flights and not stock:
+                if not flights and not order:
                     return
-                self._hand_out(task, stock, flights, ready)
+                self._hand_out(task, order, flights, ready)
                 with contextlib.suppress(queue.Empty):
                     future = ready.get(timeout=0.5)
                     flight = flights.pop(future, None)
-                    receipt = None if flight is None else self._receipt(task, flight, future, tries, stock)
+                    receipt = None if flight is None else self._receipt(task, flight, future, tries, order)
                     future.release()
                     if receipt is not None:
                         alive = time.monotonic()
@@ -157,41 +191,42 @@ class Dask:
                 if now - looked > 0.5:
                     looked = now
                     self._places = self._look() if self._client.status == "running" else {}
-                    alive = now if self._places else alive
+                    alive = now if self._places or self._expected(now) else alive
                     if now - alive > PATIENCE:
                         raise WorkerError(self._gone())
                     for future in self._stranded(flights, now):
-                        receipt = self._died(task, flights.pop(future), tries, stock)
-                        future.cancel()
+                        receipt = self._died(task, flights.pop(future), tries, order)
+                        with contextlib.suppress(Exception):
+                            _within(ANSWER, future.cancel)
                         if receipt is not None:
                             yield receipt
                 if self._client.status in ("closed", "closing"):
                     raise WorkerError(self._gone())
         finally:
-            for future in flights:
-                with contextlib.suppress(Exception):
-                    future.cancel()
+            with contextlib.suppress(Exception):
+                _within(ANSWER, lambda: [future.cancel() for future in flights])
 
-    def _hand_out(
-        self, task: Task, stock: deque[WorkItem], flights: dict[Any, _Flight], ready: queue.SimpleQueue[Any]
-    ) -> None:
+    def _hand_out(self, task: Task, order: Order, flights: dict[Any, _Flight], ready: queue.SimpleQueue[Any]) -> None:
         """Give items to workers that are free, and a second one where more than one for each is left.
 
         Each is for one worker alone: the scheduler would put several on the one that is left when another dies.
         """
         load = Counter(flight.address for flight in flights.values())
-        while stock and self._client.status == "running":
-            second = len(stock) > len(self._places)
+        while order and self._client.status == "running":
+            second = order.more_than(len(self._places))
             free = [a for a in self._places if load[a] < (2 if second and self._threads[a] == 1 else 1)]
             if not free:
                 return
             address = min(free, key=lambda a: load[a])
-            item = stock.popleft()
+            item = order.next(address)
+            if item is None:
+                return
             load[address] += 1
             future = self._client.submit(
                 _work,
                 task,
                 item,
+                order.following(address),
                 self._device,
                 self._places[address],
                 key=f"skydelta-{item.id}-{uuid.uuid4().hex[:12]}",
@@ -203,8 +238,9 @@ class Dask:
             future.add_done_callback(ready.put)
 
     def _gone(self) -> str:
-        what = "all workers are" if self._client.status == "running" else "the scheduler is"
-        return f"dask: {what} gone; what is done stays done, and the same command does the rest"
+        there = self._client.status == "running"
+        what = "all workers are gone or frozen, or the scheduler is" if there else "the scheduler is gone"
+        return f"dask: {what}; what is done stays done, and the same command does the rest"
 
     def _stranded(self, flights: dict[Any, _Flight], now: float) -> list[Any]:
         """Items of workers that have been gone for a while: a scheduler that is not ours may wait for them for ever."""
@@ -216,9 +252,7 @@ class Dask:
                 out.append(future)
         return out
 
-    def _receipt(
-        self, task: Task, flight: _Flight, future: Any, tries: Counter[str], stock: deque[WorkItem]
-    ) -> Receipt | None:
+    def _receipt(self, task: Task, flight: _Flight, future: Any, tries: Counter[str], order: Order) -> Receipt | None:
         """What an item has come to; None when it is to be tried again."""
         found = self._fetched(future)
         if found is not None:
@@ -227,13 +261,13 @@ class Dask:
             return receipt
         if future.status != "error":
             # The connection broke, or the worker died with the result: what it had done is found done on the disk.
-            stock.appendleft(flight.item)
+            order.put_back(flight.item)
             return None
         error = future.exception()
         if not isinstance(error, self._distributed.scheduler.KilledWorker):
             raise error
         self._places = {address: place for address, place in self._places.items() if address != flight.address}
-        return self._died(task, flight, tries, stock)
+        return self._died(task, flight, tries, order)
 
     def _fetched(self, future: Any) -> tuple[Receipt, list[Event]] | None:
         """The result of a future; None when there is none, or when it is lost on the way.
@@ -247,7 +281,7 @@ class Dask:
             time.sleep(0.05)
         return None
 
-    def _died(self, task: Task, flight: _Flight, tries: Counter[str], stock: deque[WorkItem]) -> Receipt | None:
+    def _died(self, task: Task, flight: _Flight, tries: Counter[str], order: Order) -> Receipt | None:
         """A worker died with an item; None when another worker is to try it.
 
         Only an attempt that had begun is held against the item: it has left its folder.
@@ -261,7 +295,7 @@ class Dask:
             return task.lost(item, f"{count} workers died at this item, the last was {flight.address}")
         if deaths > before:
             hub_of(task).tell("item_retried", item.id, message=f"worker {flight.address} died")
-        stock.appendleft(item)
+        order.put_back(item)
         return None
 
     def _look(self, first: bool = False) -> dict[str, tuple[int, int]]:
@@ -270,11 +304,14 @@ class Dask:
             if first and not self._own:
                 with contextlib.suppress(TimeoutError):
                     self._client.wait_for_workers(1, timeout=PATIENCE)
-            known = self._client.scheduler_info(n_workers=-1)["workers"]
+            known = _within(FIRST if first else ANSWER, lambda: self._client.scheduler_info(n_workers=-1))["workers"]
             addresses = sorted(known)
             self._threads = {address: known[address]["nthreads"] for address in addresses}
             self._examine([a for a in addresses if a not in self._gpu_of_its_own], first)
-        except (OSError, TimeoutError) as e:  # the scheduler went meanwhile: its status will say so
+        except TimeoutError as e:  # a scheduler that is frozen counts as gone after a while
+            log.info("dask: the scheduler at %s: %s", self._client.scheduler.address, e)
+            addresses = []
+        except OSError as e:  # the scheduler went meanwhile: its status will say so
             log.info("dask: %s", e)
             return dict(self._places) if not first else {}
         addresses = [a for a in addresses if a in self._gpu_of_its_own]
@@ -290,16 +327,46 @@ class Dask:
         }
 
     def _examine(self, addresses: list[str], first: bool) -> None:
-        """Ask new workers what they are; one that does not answer is left out and asked again, but for the first."""
-        if not addresses:
+        """Ask new workers what they are, the first ones at once; of later ones the answers are used as they come."""
+
+        def ask(asked: list[str]) -> dict[str, Any]:
+            found: dict[str, Any] = self._client.run(_describe, self._device, workers=asked, on_error="return")
+            return found
+
+        if first and addresses:
+            try:
+                self._understand(_within(FIRST, lambda: ask(addresses)), first)
+            except TimeoutError as e:
+                raise WorkerError(f"dask: of the workers {', '.join(addresses)} one or more: {e}") from None
             return
-        found = self._client.run(_describe, self._device, workers=addresses, on_error="return")
+        while not self._answers.empty():
+            self._understand(self._answers.get(), first)
+        now = time.monotonic()
+        new = [a for a in addresses if a not in self._gpu_of_its_own and now - self._asked.get(a, -FIRST) >= FIRST]
+        if new:
+            self._asked |= dict.fromkeys(new, now)
+
+            def answer() -> None:
+                try:
+                    self._answers.put(ask(new))
+                except Exception as e:
+                    self._answers.put(dict.fromkeys(new, e))
+
+            threading.Thread(target=answer, name="skydelta-dask-question", daemon=True).start()
+
+    def _expected(self, now: float) -> bool:
+        """Whether there are new workers that may yet say what they are."""
+        return any(a not in self._gpu_of_its_own and now - asked < FIRST for a, asked in self._asked.items())
+
+    def _understand(self, found: dict[str, Any], first: bool) -> None:
+        """What workers have said; one that did not answer is left out, but for the first."""
         visible = Counter(d["visible"] for d in found.values() if isinstance(d, dict))
         for address, d in found.items():
             if isinstance(d, SkydeltaError):
                 raise type(d)(f"dask worker {address}: {d}")
             if not isinstance(d, dict) and not first:
                 log.info("dask worker %s: %r", address, d)
+                self._asked.pop(address, None)  # it is asked again
                 continue
             if not isinstance(d, dict):
                 raise WorkerError(f"dask worker {address}: {d!r}; skydelta {__version__} must be installed there")
@@ -315,10 +382,10 @@ class Dask:
         if self._lent:
             return
         with contextlib.suppress(Exception):
-            self._client.close(timeout=5)
+            _within(2 * ANSWER, lambda: self._client.close(timeout=5))
         if self._own is not None:
             with contextlib.suppress(Exception):
-                self._own.close(timeout=10)
+                _within(2 * ANSWER, lambda: self._own.close(timeout=10))
 
 
 def _distributed() -> Any:
@@ -352,9 +419,11 @@ def _describe(device: str) -> dict[str, Any]:
     return {"version": __version__, "device": resolve(device).name, "visible": visible}
 
 
-def _work(task: Task, item: WorkItem, asked: str, place: tuple[int, int]) -> tuple[Receipt, list[Event]]:
+def _work(
+    task: Task, item: WorkItem, following: WorkItem | None, asked: str, place: tuple[int, int]
+) -> tuple[Receipt, list[Event]]:
     """On a worker: one item; ``place`` is its number on its machine and how many workers are there."""
     address = _distributed().get_worker().address
     index, count = place
     seat = Seat(device_of(asked, index), share_of(count), f"dask {address} on {platform.node()}")
-    return work(task, item, seat)
+    return work(task, item, seat, following)

@@ -16,15 +16,25 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError, WorkerError
 from skydelta.pipeline.events import Collector, Event, JsonLines
-from skydelta.pipeline.executors.base import LIVES, WORK, Receipt, Seat, Task, device_of, hub_of, share_of, terminable
+from skydelta.pipeline.executors.base import (
+    LIVES,
+    WORK,
+    Order,
+    Receipt,
+    Seat,
+    Task,
+    device_of,
+    hub_of,
+    share_of,
+    terminable,
+)
 from skydelta.pipeline.executors.threads import Crew
 from skydelta.pipeline.items import WorkItem
 
@@ -56,13 +66,27 @@ class Ranks:
         local.Free()
         self.dead: set[int] = set()
         self.leading = False
+        self.life = contextlib.ExitStack()
+        self._sent: list[tuple[Any, int]] = []
 
     def seat(self, asked: str) -> Seat:
         name = f"rank {self.rank} on {platform.node()}, local {self.local_rank}"
         return Seat(device_of(asked, self.local_rank), share_of(self.local_size), name)
 
     def send(self, message: tuple[Any, ...], rank: int) -> None:
-        self.comm.send(message, dest=rank, tag=TO_RANK if self.rank == 0 else TO_ROOT)
+        """Send, and wait for nobody: a long message is taken when the other looks for it, a dead one never does."""
+        self._sent = [(request, to) for request, to in self._sent if not request.test()[0]]
+        request = self.comm.isend(message, dest=rank, tag=TO_RANK if self.rank == 0 else TO_ROOT)
+        self._sent.append((request, rank))
+
+    def delivered(self) -> None:
+        """Wait until all messages have been taken; whoever has not taken his after a while counts as dead."""
+        end, pause = time.monotonic() + PATIENCE, _Pause()
+        while self._sent and time.monotonic() < end:
+            self._sent = [(request, to) for request, to in self._sent if not request.test()[0]]
+            pause()
+        self.dead |= {to for _, to in self._sent}
+        self._sent.clear()
 
     def receive(self) -> tuple[int, tuple[Any, ...]] | None:
         """A message and whose it is, if there is one."""
@@ -76,6 +100,7 @@ class Ranks:
         for rank in range(1, self.size):
             if rank not in self.dead:
                 self.send(message, rank)
+        self.delivered()
 
     def abort(self, code: int) -> None:
         """End all ranks at once."""
@@ -132,9 +157,10 @@ class Mpi:
         self._device = device
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        waiting, again = iter(items), deque[WorkItem]()
-        others = range(1, self.size)
-        for rank in others:
+        order = Order(items)
+        if self.size > 1:
+            self._ranks.life.enter_context(_sign_of_life(task.root, 0))
+        for rank in range(1, self.size):
             self._ranks.send(("job", task, self._device), rank)
         ready: set[int] = set()
         at_work: dict[int, WorkItem] = {}
@@ -144,18 +170,16 @@ class Mpi:
         pause = _Pause()
         try:
             while True:
-                again.extend(islice(waiting, 0 if again else 1))
-                if not at_work and not again:
+                if not at_work and not order:
                     return
                 for rank in (*sorted(ready), 0):
-                    if again and rank not in at_work:
-                        at_work[rank] = item = again.popleft()
+                    if rank not in at_work and (item := order.next(rank)) is not None:
+                        at_work[rank] = item
                         if rank:
-                            self._ranks.send(("item", item), rank)
+                            self._ranks.send(("item", item, order.following(rank)), rank)
                             ready.discard(rank)
                         else:
-                            crew.put(item)
-                        again.extend(islice(waiting, 0 if again else 1))
+                            crew.put(0, item, order.following(0))
                 receipt = self._local(crew, at_work) or self._remote(task, at_work, ready, watch)
                 if receipt is not None:
                     pause.reset()
@@ -170,7 +194,7 @@ class Mpi:
                     deaths[item.id] += 1
                     if deaths[item.id] < LIVES:
                         hub_of(task).tell("item_retried", item.id, message=f"rank {rank} died")
-                        again.append(item)
+                        order.put_back(item)
                     else:
                         yield task.lost(item, f"{LIVES} ranks died at this item, the last was rank {rank}")
                 pause()
@@ -226,10 +250,12 @@ def together(lead: Callable[[], T]) -> T:
     except (Exception, SystemExit) as e:
         here.tell_all(("raise", e))
         raise
+    else:
+        here.tell_all(("return", result))
+        return result
     finally:
         here.leading = False
-    here.tell_all(("return", result))
-    return result
+        here.life.close()
 
 
 def follower() -> bool:
@@ -254,11 +280,15 @@ def _follow(here: Ranks) -> Any:
     logging.captureWarnings(True)
     pause = _Pause()
     lines: JsonLines | None = None
+    root = _Watch(None)
     try:
         with terminable(), contextlib.ExitStack() as stack:
             while True:
                 found = here.receive()
                 if found is None:
+                    if root.dead():
+                        log.error("rank 0 has died: nobody is left to serve")
+                        here.abort(int(ExitCode.SOME_FAILED))
                     pause()
                     continue
                 pause.reset()
@@ -271,13 +301,15 @@ def _follow(here: Ranks) -> Any:
                     if kind == "job":
                         task, asked = content
                         seat = here.seat(asked)
+                        root = _Watch(task.root)
+                        root.add(0)
                         if lines is None:
                             lines = stack.enter_context(_log_of(here.rank, task.root, seat))
                             stack.enter_context(_sign_of_life(task.root, here.rank))
                         here.send(("ready",), 0)
                     else:
                         done = _Recorded(lines)
-                        receipt = task(content[0], seat, done.tell)
+                        receipt = task(content[0], seat, done.tell, content[1])
                         here.send(("done", receipt, done.events), 0)
                 except Exception as e:  # what is wrong here is wrong with the run: rank 0 ends it
                     log.error("%s", traceback.format_exc())
@@ -345,7 +377,7 @@ def _sign_of_life(root: Path, rank: int) -> Iterator[None]:
 
 
 class _Watch:
-    """Finds ranks that have died where the launcher leaves the others alive."""
+    """Finds ranks, also rank 0, that have died where the launcher leaves the others alive."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root

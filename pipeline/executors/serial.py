@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from skydelta.pipeline.executors.base import Receipt, Seat, Task, hub_of
+from skydelta.pipeline.executors.base import Order, Receipt, Seat, Task, hub_of
 from skydelta.pipeline.items import WorkItem
 
 
@@ -25,8 +25,9 @@ class Serial:
         self._seat = Seat(device, name="serial")
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        tell = hub_of(task).tell
-        return (task(item, self._seat, tell) for item in items)
+        tell, order = hub_of(task).tell, Order(items)
+        while (item := order.next(0)) is not None:
+            yield task(item, self._seat, tell, order.following(0))
 
     def close(self) -> None:
         """Nothing to end."""

@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from skydelta.pipeline.executors.base import Receipt, Seat, Task, device_of, hub_of, share_of, workers_for
+from skydelta.pipeline.executors.base import Order, Receipt, Seat, Task, device_of, hub_of, share_of, workers_for
 from skydelta.pipeline.items import WorkItem
 
 PATIENCE = 20.0
 """Seconds that an interrupted run waits for its threads to reach the end of the step they are in."""
+
+
+_Inbox = queue.SimpleQueue[tuple[WorkItem, WorkItem | None] | None]
 
 
 class Stopped(BaseException):
@@ -20,7 +23,9 @@ class Stopped(BaseException):
 
 
 class Crew:
-    """Threads that take items from a queue and put ``(receipt or exception, item)`` into another.
+    """Threads that take items, and those that follow, each from a queue of its own.
+
+    They put ``(receipt or exception, number of the thread)`` into another.
 
     They are daemons: a step that never ends cannot keep the process.
     """
@@ -28,23 +33,24 @@ class Crew:
     def __init__(self, task: Task, seats: Iterable[Seat]) -> None:
         self._task = task
         self._stop = threading.Event()
-        self._items: queue.SimpleQueue[WorkItem | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[tuple[Receipt | BaseException, WorkItem]] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[tuple[Receipt | BaseException, int]] = queue.SimpleQueue()
+        seats = list(seats)
+        self._items: list[_Inbox] = [queue.SimpleQueue() for _ in seats]
         self._threads = [
-            threading.Thread(target=self._work, args=(seat,), name=f"skydelta-{seat.name}", daemon=True)
-            for seat in seats
+            threading.Thread(target=self._work, args=(n, seat), name=f"skydelta-{seat.name}", daemon=True)
+            for n, seat in enumerate(seats)
         ]
         for thread in self._threads:
             thread.start()
 
-    def put(self, item: WorkItem) -> None:
-        self._items.put(item)
+    def put(self, thread: int, item: WorkItem, following: WorkItem | None) -> None:
+        self._items[thread].put((item, following))
 
     def end(self) -> None:
         """Let every thread stop at the end of its step, and wait for that, but not for ever."""
         self._stop.set()
-        for _ in self._threads:
-            self._items.put(None)
+        for inbox in self._items:
+            inbox.put(None)
         for thread in self._threads:
             thread.join(PATIENCE / len(self._threads))
 
@@ -53,14 +59,15 @@ class Crew:
             raise Stopped
         hub_of(self._task).tell(kind, item, step, **data)
 
-    def _work(self, seat: Seat) -> None:
-        while (item := self._items.get()) is not None and not self._stop.is_set():
+    def _work(self, number: int, seat: Seat) -> None:
+        while (found := self._items[number].get()) is not None and not self._stop.is_set():
+            item, following = found
             try:
-                self.results.put((self._task(item, seat, self._tell), item))
+                self.results.put((self._task(item, seat, self._tell, following), number))
             except Stopped:
                 return
             except BaseException as e:  # also KeyboardInterrupt of a stage: the main thread raises it
-                self.results.put((e, item))
+                self.results.put((e, number))
 
 
 class Threads:
@@ -83,21 +90,21 @@ class Threads:
         self._seats = [Seat(device_of(device, i), share, f"thread {i}") for i in range(self.size)]
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
-        waiting = iter(items)
+        order = Order(items)
         crew = Crew(task, self._seats)
         try:
-            at_work = 0
-            for _, item in zip(self._seats, waiting, strict=False):
-                crew.put(item)
-                at_work += 1
+            first = {n: item for n in range(self.size) if (item := order.next(n)) is not None}
+            for n, item in first.items():
+                crew.put(n, item, order.following(n))
+            at_work = len(first)
             while at_work:
-                result, _ = crew.results.get()
+                result, n = crew.results.get()
                 at_work -= 1
                 if isinstance(result, BaseException):
                     raise result
-                following = next(waiting, None)
+                following = order.next(n)
                 if following is not None:
-                    crew.put(following)
+                    crew.put(n, following, order.following(n))
                     at_work += 1
                 yield result
         finally:

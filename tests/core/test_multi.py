@@ -11,7 +11,7 @@ from scipy.ndimage import uniform_filter
 from skydelta.errors import DeviceError
 from skydelta.kernels.backend import CPU, Backend, resolve
 from skydelta.kernels.core.devices import DeviceSet, capture, copy_to
-from skydelta.kernels.core.multi import exchange_halos, map_tiles, reduce_tiles, tree_sum
+from skydelta.kernels.core.multi import counted_splits, exchange_halos, map_tiles, reduce_tiles, tree_sum
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.kernels.core.workspace import Workspace
 
@@ -76,6 +76,55 @@ def test_a_failing_tile_is_raised(count):
 
     with pytest.raises(ZeroDivisionError, match="tile 2"):
         map_tiles(fail, [np.zeros((40, 8), np.float32)], TileGrid((40, 8), 8), DeviceSet.of(CPU, count))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_tile_without_memory_is_split(rng, count):
+    """A device that holds 2500 px at once: the same pixels as with all memory, and the splits are counted."""
+    image = rng.integers(0, 1000, (160, 130)).astype(np.float32)
+    largest = []
+
+    def little(tile, cut):
+        if cut.size > 2500:
+            raise MemoryError(f"{cut.size} px")
+        largest.append(cut.size)
+        return sum(np.roll(cut, (dy, dx), (0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1))[tile.inner]
+
+    def much(tile, cut):
+        return sum(np.roll(cut, (dy, dx), (0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1))[tile.inner]
+
+    grid = TileGrid(image.shape, 100, halo=1)
+    with counted_splits() as splits:
+        got = map_tiles(little, [image], grid, DeviceSet.of(CPU, count))
+    inner = (slice(1, -1), slice(1, -1))  # `roll` takes the other edge of whatever cut it is given
+    np.testing.assert_array_equal(got[inner], map_tiles(much, [image], grid, DeviceSet.of(CPU))[inner])
+    # each split is one piece more
+    assert splits.count == len(largest) - len(grid) > 0
+    with counted_splits() as splits:
+        map_tiles(much, [image], grid, DeviceSet.of(CPU, count))
+    assert splits.count == 0
+
+
+def test_sums_of_tiles_that_are_split(rng):
+    image = rng.integers(0, 1000, (160, 130)).astype(np.float32)
+
+    def little(tile, cut):
+        if cut.size > 3000:
+            raise MemoryError
+        return cut[tile.inner].sum(dtype=np.float64)
+
+    assert reduce_tiles(little, [image], TileGrid(image.shape, 100, halo=2), DeviceSet.of(CPU)) == image.sum(
+        dtype=float
+    )
+
+
+def test_memory_that_is_missing_for_the_smallest_tile():
+    def none(tile, cut):
+        raise MemoryError("0 px")
+
+    with pytest.raises(MemoryError, match="0 px"), counted_splits() as splits:
+        map_tiles(none, [np.zeros((100, 100), np.float32)], TileGrid((100, 100), 100), DeviceSet.of(CPU))
+    assert splits.count == 2, "100 to 50, then both sides to 50"
 
 
 def test_reduce_tiles_sums_all_pixels(rng):

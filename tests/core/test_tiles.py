@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydelta.kernels.core.tiles import Blocks, Box, TileGrid
+from skydelta.kernels.core.tiles import LEAST, Blocks, Box, TileGrid
 
 sides = st.integers(1, 90)
 
@@ -46,9 +46,9 @@ def test_blocks_cover_once_and_hold_the_windows_of_their_tiles(height, width, ti
     cores = {(t.row, t.column): t.core for t in grid}
     for block in blocks:
         count[block.core.slices] += 1
-        rows, columns = blocks.members(block.row, block.column)
+        rows, columns = blocks.members(block)
         seen[rows, columns] += 1
-        ey, ex = blocks.edges(block.row, block.column)
+        ey, ex = blocks.edges(block)
         members = [(r, c) for r in range(grid.counts[0])[rows] for c in range(grid.counts[1])[columns]]
         assert [(cores[m].y0, cores[m].x0) for m in members] == [(y, x) for y in ey[:-1] for x in ex[:-1]]
         for core in (cores[m] for m in members):
@@ -58,3 +58,37 @@ def test_blocks_cover_once_and_hold_the_windows_of_their_tiles(height, width, ti
             assert halo.x0 <= window.x0 <= window.x1 <= halo.x1
     assert (count == 1).all()
     assert (seen == 1).all()
+
+
+def pieces(cover, tile):
+    """What is left of a tile that is split as often as it can be."""
+    parts = cover.split(tile)
+    return [p for part in parts for p in pieces(cover, part)] if parts else [tile]
+
+
+@given(height=st.integers(1, 300), width=st.integers(1, 300), size=st.integers(1, 300), halo=st.integers(0, 12))
+def test_pieces_of_a_tile_are_the_tile(height, width, size, halo):
+    grid = TileGrid((height, width), size, halo)
+    image = np.arange(height * width).reshape(height, width)
+    for tile in grid:
+        count = np.zeros(image.shape, int)
+        for piece in pieces(grid, tile):
+            count[piece.core.slices] += 1
+            assert max(piece.core.shape) < 2 * LEAST
+            assert min(piece.core.shape) > 0
+            assert (piece.row, piece.column) == (tile.row, tile.column)
+            np.testing.assert_array_equal(image[piece.halo.slices][piece.inner], image[piece.core.slices])
+            assert piece.halo == piece.core.grow(halo).clip(grid.shape)
+        expected = np.zeros(image.shape, int)
+        expected[tile.core.slices] = 1
+        np.testing.assert_array_equal(count, expected)
+
+
+@given(height=sides, width=sides, tile=st.integers(1, 40), counts=st.tuples(st.integers(1, 4), st.integers(1, 4)))
+def test_pieces_of_a_block_are_its_tiles(height, width, tile, counts):
+    grid = TileGrid((height, width), tile)
+    blocks = Blocks(grid, counts, 3, tile + 6)
+    alone = {(b.core, b.halo) for b in Blocks(grid, (1, 1), 3, tile + 6)}
+    found = [(p.core, p.halo) for block in blocks for p in pieces(blocks, block)]
+    assert len(found) == len(alone)
+    assert set(found) == alone

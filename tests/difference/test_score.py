@@ -9,6 +9,7 @@ from support_pairs import gaussian
 from skydelta.kernels import significance
 from skydelta.kernels.backend import CPU
 from skydelta.kernels.core.devices import DeviceSet
+from skydelta.kernels.core.multi import counted_splits
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.kernels.significance import Kernels, Planes, score_image
 
@@ -51,6 +52,26 @@ def test_the_same_bytes_with_any_number_of_devices(rng, count):
     assert one.tobytes() == many.tobytes()
     assert np.isnan(one[:, ~arguments[0].usable]).all()
     assert np.isfinite(one[:, arguments[0].usable]).all()
+
+
+def test_the_same_bytes_without_memory_for_more_than_one_tile_at_a_time(rng, monkeypatch):
+    arguments = inputs(rng, 3)
+    one, _ = score_image(*arguments)
+    whole = significance._score_stack
+    tiles = []
+
+    def little(stack, *rest):
+        tiles.append(len(stack[0]) if isinstance(stack, tuple) else stack.shape[-3])
+        if tiles[-1] > 1:
+            raise MemoryError("12 GiB")
+        return whole(stack, *rest)
+
+    monkeypatch.setattr(significance, "_score_stack", little)
+    monkeypatch.setitem(significance.TOGETHER, "cpu", (3, 3))
+    with counted_splits() as splits:
+        split, _ = score_image(*arguments)
+    assert splits.count == sum(n > 1 for n in tiles) > 0
+    assert split.tobytes() == one.tobytes()
 
 
 @pytest.mark.parametrize("together", [(1, 1), (3, 4), (9, 9)])

@@ -17,6 +17,7 @@ import support_standin
 
 import skydelta
 from skydelta.errors import ConfigError, ExitCode, InputError, WorkerError
+from skydelta.kernels import backend
 from skydelta.pipeline import runner
 from skydelta.pipeline.executors import dask
 
@@ -277,6 +278,93 @@ def test_the_scheduler_is_gone(items, plugin, monkeypatch, stage):
     whole("abc")
 
 
+def test_the_scheduler_is_frozen(items, plugin, monkeypatch):
+    """It is there and says nothing: Dask itself would wait for it without end."""
+    monkeypatch.setattr(dask, "ANSWER", 2.0)
+    monkeypatch.setattr(dask, "PATIENCE", 2.0)
+    items("a", "b", faults={"b match": "hang"})
+    line = [sys.executable, "-c", ELSEWHERE]
+    with subprocess.Popen(line, env=plugin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as other:
+        address = other.stdout.readline().strip()
+        thread = when_reached(lambda: other.send_signal(signal.SIGSTOP))
+        with pytest.raises(
+            WorkerError, match="dask: all workers are gone or frozen, or the scheduler is; what is done"
+        ):
+            run(executor="dask", dask_address=address)
+        gone = time.monotonic()
+        thread.join()
+        other.kill()
+    assert time.monotonic() - gone < 60
+    assert receipt("a")["status"] == "done"
+    items.happen()
+    assert [o.resumed for o in run().outcomes] == [True, False]
+
+
+def test_a_question_that_is_never_answered():
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        dask._within(0.05, threading.Event().wait)
+    assert time.monotonic() - begin < 5
+    assert dask._within(5.0, lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        dask._within(5.0, lambda: 1 / 0)
+
+
+def test_rank_0_is_killed_and_the_launcher_leaves_the_others(items, plugin):
+    """The ranks that serve it see that it is gone, and end."""
+    items("a", "b", "c", faults={"a match": "hang", "b match": "hang"})
+    launcher = [Path(sys.executable).with_name("mpiexec"), "-disable-auto-cleanup", "-n", "2"]
+    line = [*launcher, sys.executable, "-m", "skydelta", *WORDS, "--executor", "mpi"]
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(line, env=plugin, **nowhere)
+    ranks = []
+
+    def strike():
+        ranks.extend(ranks_of(process.pid))
+        os.kill(ranks[0], signal.SIGKILL)
+
+    thread = when_reached(strike, after=())
+    try:
+        thread.join()
+        assert len(ranks) == 2
+        end = time.monotonic() + 60
+        while time.monotonic() < end and alive(ranks[1]):
+            time.sleep(0.05)
+        assert not alive(ranks[1]), "it ends by itself"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+    items.happen()
+    assert run().exit_code == ExitCode.OK
+    whole("abc")
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ranks_of(launcher):
+    """Processes that run the command below a launcher, in the order of their ranks."""
+    found, known = {}, {launcher}
+    for _ in range(3):
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                words = stat.with_name("cmdline").read_bytes()
+                variables = stat.with_name("environ").read_bytes()
+            except OSError:
+                continue
+            if parent in known:
+                known.add(int(stat.parent.name))
+                if b"skydelta" in words and b"PMI_RANK=" in variables:
+                    found[int(variables.partition(b"PMI_RANK=")[2].partition(b"\0")[0])] = int(stat.parent.name)
+    return [found[rank] for rank in sorted(found)]
+
+
 def test_two_runs_in_one_folder(items, command):
     """A second run is refused whatever the first one's executor; a lock goes with its process, workers too."""
     for options, ranks in ((("--executor", "mpi"), 2), (("--executor", "dask", "--workers", "1"), None)):
@@ -327,6 +415,19 @@ def test_out_of_memory_on_a_device(items, monkeypatch):
     (attempt,) = receipt("b")["attempts"]
     assert attempt["device"] == "cuda:0"
     assert attempt["message"].startswith("match: out of memory: 12 GiB")
+    assert backend.cupy().freed == 1, "others have the memory"
+
+
+def test_little_memory_on_a_device(items, monkeypatch):
+    """Tiles are split, which the receipt says; the product has the same bytes."""
+    support_standin.install(monkeypatch)
+    items("a", faults={"a match": "little memory on device"})
+    (found,) = skydelta.run("faults.toml", {"table": "t.csv"}, out="out", device="cuda").receipts
+    assert (found["status"], found["device"]["used"], found["attempts"]) == ("done", "cuda:0", [])
+    assert [s["metrics"].get("tiles_split") for s in found["steps"]] == [None, None, 3, None]
+    items.happen()
+    assert run("clean").exit_code == ExitCode.OK
+    assert products("out") == products("clean")
 
 
 def test_what_covers_the_run_cannot_be_written(items, monkeypatch):

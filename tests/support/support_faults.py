@@ -20,6 +20,10 @@ from skydelta.errors import AlgorithmError
 from skydelta.io import storage
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.core.devices import DeviceSet
+from skydelta.kernels.core.multi import map_tiles
+from skydelta.kernels.core.tiles import TileGrid
 from skydelta.stages.base import Port, Stage, StageConfig
 from skydelta.stages.load import Load
 
@@ -64,6 +68,8 @@ def trip(ctx, stage):
         raise AlgorithmError(f"no stars in {stage}", stars=0)
     if kind == "memory" or (kind == "memory on device" and ctx.backend.is_gpu):
         raise MemoryError("12 GiB")
+    if kind == "little memory on device" and ctx.backend.is_gpu:
+        with_little_memory()
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "read":
@@ -124,6 +130,18 @@ class FaultWrite(Stage[StageConfig]):
         trip(ctx, "write")
         write(difference, ctx.out / "second.fits")
         return {"files": []}
+
+
+def with_little_memory():
+    """Work in tiles of which the device holds a quarter."""
+
+    def function(tile, cut):
+        if cut.size > 64 * 64:
+            raise MemoryError("12 GiB")
+        return cut[tile.inner]
+
+    image = np.arange(128 * 128, dtype=np.float32).reshape(128, 128)
+    assert (map_tiles(function, [image], TileGrid(image.shape, 128), DeviceSet.of(CPU)) == image).all()
 
 
 def fill(ctx):

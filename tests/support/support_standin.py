@@ -154,6 +154,13 @@ class Cupy(Namespace):
         super().__init__(np)
         runtime = types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1)
         self.cuda = types.SimpleNamespace(Device=_Device, runtime=runtime)
+        self.freed = 0
+
+    def get_default_memory_pool(self):
+        def free():
+            self.freed += 1
+
+        return types.SimpleNamespace(free_all_blocks=free)
 
 
 class _Device(contextlib.nullcontext):
