@@ -273,7 +273,7 @@ def candidates(item: Item, most: int, heading: str = "") -> tuple[int, list[str]
         if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
             return len(catalog), []
         planes = ("SCIENCE", "TEMPLATE", "DIFFERENCE")
-        return len(catalog), [_card(catalog[k], *(hdus[n].data[k] for n in planes), heading) for k in order]
+        return len(catalog), [_card(catalog[k], *(hdus[n].data[k] for n in planes), heading=heading) for k in order]
 
 
 def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.ndarray, heading: str) -> str:

@@ -3,15 +3,18 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from astropy.io import fits
 
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog
+from skydelta.pipeline import reportnight
 from skydelta.pipeline.report import write_report
-from skydelta.pipeline.reportitem import number
+from skydelta.pipeline.reportitem import SUSPECT, number
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -151,3 +154,22 @@ def test_a_folder_without_a_run_is_refused(tmp_path, content):
 )  # fmt: skip
 def test_numbers_for_people(value, text):
     assert number(value) == text
+
+
+def test_candidates_of_all_items_together(run_copy):
+    """A second item with the same files, of which one candidate is ten times as significant: it comes first."""
+    shutil.copytree(run_copy / "items" / "good", run_copy / "items" / "twin")
+    receipt = json.loads((run_copy / "items" / "twin" / "receipt.json").read_text())
+    (run_copy / "items" / "twin" / "receipt.json").write_text(json.dumps(receipt | {"id": "twin"}))
+    catalog = Catalog.load(run_copy / "items" / "twin" / "catalog.ecsv")
+    clean = np.flatnonzero((np.asarray(catalog["flags"]) & SUSPECT) == 0)
+    weakest = clean[np.argmin(np.abs(np.asarray(catalog["snr"])[clean]))]
+    catalog["snr"][weakest] = 10 * np.abs(np.asarray(catalog["snr"])).max()
+    catalog.save(run_copy / "items" / "twin" / "catalog.ecsv")
+    text = write_report(run_copy).read_text()
+    gallery = text[text.index("Candidates of all items") :]
+    gallery = gallery[: gallery.index("</section>")]
+    found = re.findall(r'<p class="num">([^<]*)<br><b>([^<]*)</b>', gallery)
+    assert found[0] == ("twin", str(catalog["id"][weakest]))
+    assert {name for name, _ in found} == {"good", "twin"}, "of items that are done"
+    assert len(found) == len(set(found)) == min(reportnight.GALLERY, 2 * len(catalog))
