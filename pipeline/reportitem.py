@@ -273,10 +273,10 @@ def candidates(item: Item, most: int, heading: str = "") -> tuple[int, list[str]
         if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
             return len(catalog), []
         planes = ("SCIENCE", "TEMPLATE", "DIFFERENCE")
-        return len(catalog), [_card(catalog[k], *(hdus[n].data[k] for n in planes), heading=heading) for k in order]
+        return len(catalog), [_card(catalog[k], heading, *(hdus[n].data[k] for n in planes)) for k in order]
 
 
-def _card(row: Any, science: np.ndarray, template: np.ndarray, difference: np.ndarray, heading: str) -> str:
+def _card(row: Any, heading: str, science: np.ndarray, template: np.ndarray, difference: np.ndarray) -> str:
     """Three stamps of one candidate and its numbers; the heading, markup, stands above them."""
     limits = pictures.sky_limits(np.stack([science, template]))
     known = np.abs(difference[np.isfinite(difference)])
