@@ -9,12 +9,13 @@ import numpy as np
 from astropy.io import fits
 from pydantic import Field
 
-from skydelta.errors import ConfigError
+from skydelta.errors import ConfigError, InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import exposure_hdus, kernel_hdu, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.observation import observed
+from skydelta.io.sky import icrs_positions
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -36,13 +37,14 @@ class Write(Stage[WriteConfig]):
     """Difference, catalogue, candidate stamps and previews into the folder of the item.
 
     ``difference.fits``: SCI, VAR, DQ, SNR, KERNEL, PSF. ``catalog.ecsv`` and ``catalog.parquet``. ``stamps.fits``:
-    cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the catalogue, and table STAMPS with their ids.
+    cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the catalogue, and table STAMPS with their ids
+    and the WCS of each.
     ``preview.fits``: block means for the report, and the stamps of the kernel fit. ``injections.ecsv``: fake sources
     and what became of them, where there were any; they are in no other file. Every file is whole or absent.
     """
 
     name = "write"
-    version = 1
+    version = 2
     inputs = {
         "difference": Port(Exposure, "the difference"),
         "score": Port(Exposure, "its signal-to-noise plane"),
@@ -95,7 +97,7 @@ class Write(Stage[WriteConfig]):
             injections.save(out / "injections.ecsv")
             files.append("injections.ecsv")
         images = {"SCIENCE": science.image, "TEMPLATE": matched.image, "DIFFERENCE": difference.image}
-        write_hdus(out / "stamps.fits", _stamps(images, catalog, self.config.stamp_half))
+        write_hdus(out / "stamps.fits", _stamps(images, catalog, self.config.stamp_half, difference))
         pictures = {
             "SCIENCE": science.image,
             "MATCHED": matched.image,
@@ -109,8 +111,8 @@ class Write(Stage[WriteConfig]):
         return {"files": [out / f for f in files]}
 
 
-def _stamps(images: dict[str, Array], catalog: Catalog, half: int) -> list[Any]:
-    """Cubes (n, 2 half + 1, 2 half + 1) around the rows of a catalogue, NaN outside the image, and their ids."""
+def _stamps(images: dict[str, Array], catalog: Catalog, half: int, difference: Exposure) -> list[Any]:
+    """Cubes (n, 2 half + 1, 2 half + 1) around the rows of a catalogue, NaN outside the image, their ids and places."""
     x, y = (np.rint(np.asarray(catalog[c].value, float)).astype(int) for c in ("x", "y"))
     hdus = []
     for name, plane in images.items():
@@ -121,10 +123,30 @@ def _stamps(images: dict[str, Array], catalog: Catalog, half: int) -> list[Any]:
             fits.Column("id", "K", array=np.asarray(catalog["id"])),
             fits.Column("x0", "K", unit="pix", array=x - half),
             fits.Column("y0", "K", unit="pix", array=y - half),
+            *(fits.Column(name, "D", unit="deg", array=values) for name, values in _local(difference, x, y).items()),
         ],
         name="STAMPS",
     )
     return [*hdus, ids]
+
+
+def _local(image: Exposure, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    """Tangent-plane WCS of each stamp at its middle pixel, degrees: CRVAL and the CD matrix; NaN without a sky."""
+    names = ("CRVAL1", "CRVAL2", "CD1_1", "CD1_2", "CD2_1", "CD2_2")
+    out = {name: np.full(len(x), np.nan) for name in names}
+    if image.wcs is None or not len(x):
+        return out
+    try:
+        ra, dec = icrs_positions(image.wcs, x, y)
+        ends = [icrs_positions(image.wcs, x + dx, y + dy) for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1))]
+    except InputError:  # axes that are no sky: the catalogue has no positions either
+        return out
+    out["CRVAL1"], out["CRVAL2"] = ra, dec
+    for j, (plus, minus) in enumerate((ends[:2], ends[2:]), 1):
+        turn = (plus[0] - minus[0] + 180) % 360 - 180
+        out[f"CD1_{j}"] = turn * np.cos(np.radians(dec)) / 2
+        out[f"CD2_{j}"] = (plus[1] - minus[1]) / 2
+    return out
 
 
 def _previews(planes: dict[str, Array]) -> list[fits.ImageHDU]:

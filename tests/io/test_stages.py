@@ -9,6 +9,7 @@ from astropy import units as u
 from astropy.io import fits
 from astropy.nddata import CCDData
 from astropy.table import Table
+from astropy.wcs import WCS
 from support_io import SHAPE, make_catalog, make_exposure, make_kernel
 
 from skydelta.errors import ConfigError, InputError
@@ -97,6 +98,12 @@ def test_write(products, tmp_path, n):
             cut = h["DIFFERENCE"].data[2]
             assert cut[4, 4] == products["difference"].image[y, x]
             assert np.isnan(h["DIFFERENCE"].data[0, 0, 0])  # outside the image
+            row, own = h["STAMPS"].data[2], WCS(naxis=2)
+            own.wcs.ctype, own.wcs.crpix = ["RA---TAN", "DEC--TAN"], [5, 5]
+            own.wcs.crval = [row["CRVAL1"], row["CRVAL2"]]
+            own.wcs.cd = [[row["CD1_1"], row["CD1_2"]], [row["CD2_1"], row["CD2_2"]]]
+            sky = products["difference"].wcs.pixel_to_world(x + 3.2, y - 2.1)
+            assert np.allclose(own.world_to_pixel(sky), (7.2, 1.9), atol=1e-3)
     with fits.open(tmp_path / "preview.fits") as h:
         assert [x.name for x in h[1:]] == ["SCIENCE", "MATCHED", "DIFFERENCE", "SCORE", "STAMPS"]
 
