@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import ndimage
 
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.devices import DeviceSet, copy_to
@@ -309,11 +310,13 @@ def matched_filter(
     good: Array,
     render: Callable[[np.ndarray, np.ndarray], np.ndarray],
     devices: DeviceSet | None = None,
+    correlation: np.ndarray | None = None,
 ) -> Array:
     """Signal-to-noise of a PSF fit at each pixel of an image with independent noise.
 
     With w = good / V and P the local unit-sum PSF, SN = ((w D) * P~) / sqrt(w * P~^2): masked pixels drop out of both
-    sums.
+    sums. With correlated noise the filter is the same one and its variance w * (P (rho (x) P))~, exact where V is
+    smooth, so that noise has unit variance in any case.
 
     Parameters
     ----------
@@ -322,39 +325,59 @@ def matched_filter(
     render : callable
         PSF stamps float64 (n, ph, pw) at positions x, y (`Psf.render`).
     devices : DeviceSet, optional
-        Share the tiles; the image's own device if missing. The result does not depend on how many there are.
+        Share the tiles; the image's own device, or all threads of a CPU, if missing. The result does not depend on
+        how many there are.
+    correlation : float64 (2 l + 1, 2 l + 1), optional
+        Correlation rho of the noise by lag; white if missing.
 
     Returns
     -------
     float32 (H, W), NaN where not good.
     """
     backend = backend_of(image)
-    xp = backend.xp
-    psfs = render(*TileGrid(image.shape, MATCHED_TILE).centres())
-    grid = TileGrid(image.shape, MATCHED_TILE, psfs.shape[-1] // 2)
-    weight = xp.where(good, 1 / xp.where(good, variance, np.float32(1)), np.float32(0))
-    signal = xp.where(good, image, np.float32(0)) * weight
+    grid = TileGrid(image.shape, MATCHED_TILE)
+    psfs = to_host(render(*grid.centres()))
+    half = max(psfs.shape[1:]) // 2
+    grid = TileGrid(image.shape, MATCHED_TILE, half)
+    # what wraps around spoils the halo alone
+    height, width = (fft_length(backend, int(np.diff(grid.edges(axis)).max()) + 2 * half) for axis in (0, 1))
+    size = height, width
+    if (psfs == psfs[0]).all():
+        psfs = psfs[:1]
+    shared = {}
+    if len(psfs) == 1 and len(grid) > 1 and not backend.is_gpu:
+        shared[0] = _matched_spectra(backend, psfs[0], correlation, size)
 
-    def filtered(tile: Tile, signal: Array, weight: Array, good: Array) -> Array:
-        return _filter_tile(psfs[tile.row * grid.counts[1] + tile.column], tile.inner, signal, weight, good)
+    def filtered(tile: Tile, image: Array, variance: Array, good: Array) -> Array:
+        here, k = backend_of(image), (tile.row * grid.counts[1] + tile.column) % len(psfs)
+        spectra = shared[k] if k in shared else _matched_spectra(here, psfs[k], correlation, size)
+        return _filter_tile(spectra, tile.inner, size, image, variance, good)
 
-    return map_tiles(filtered, (signal, weight, good), grid, devices or DeviceSet.of(backend))
+    return map_tiles(filtered, (image, variance, good), grid, devices or DeviceSet.at_home(backend))
 
 
-def _filter_tile(psf: np.ndarray, core: tuple[slice, slice], signal: Array, weight: Array, good: Array) -> Array:
+def _matched_spectra(backend: Backend, psf: np.ndarray, correlation: np.ndarray | None, size: tuple[int, int]) -> Array:
+    """Conjugate spectra of the filter and of what the weight is filtered with: complex64 (2, size, size / 2 + 1)."""
+    spread = psf if correlation is None else ndimage.convolve(psf, correlation, mode="constant")
+    kernels = np.zeros((2, *size), np.float32)
+    kernels[:, : psf.shape[0], : psf.shape[1]] = psf, psf * spread
+    kernels = np.roll(kernels, (-(psf.shape[0] // 2), -(psf.shape[1] // 2)), (1, 2))
+    return backend.xp.conj(backend.fft.rfft2(backend.asarray(kernels)))
+
+
+def _filter_tile(
+    spectra: Array, core: tuple[slice, slice], size: tuple[int, int], image: Array, variance: Array, good: Array
+) -> Array:
     """S/N of the core of one cut-out with its halo."""
-    backend = backend_of(signal)
+    backend = backend_of(image)
     xp, fft = backend.xp, backend.fft
-    half = psf.shape[0] // 2
-    size = tuple(fft.next_fast_len(n + 2 * half, True) for n in signal.shape)
-
-    def correlate(plane: Array, stamp: np.ndarray) -> Array:
-        kernel = np.zeros(size, np.float32)
-        kernel[: stamp.shape[0], : stamp.shape[1]] = stamp
-        kernel = np.roll(kernel, (-half, -half), (0, 1))
-        return fft.irfft2(fft.rfft2(plane, size) * xp.conj(fft.rfft2(backend.asarray(kernel))), size)[core]
-
-    top, bottom = correlate(signal, psf), correlate(weight, psf * psf)
+    planes = xp.zeros((2, *size), np.float32)
+    signal, weight = planes[:, : image.shape[0], : image.shape[1]]
+    weight[...] = xp.where(good, 1 / xp.where(good, variance, np.float32(1)), np.float32(0))
+    signal[...] = xp.where(good, image, np.float32(0)) * weight
+    made = fft.rfft2(planes)
+    made *= spectra
+    top, bottom = fft.irfft2(made, size, overwrite_x=True)[(slice(None), *core)]
     # rounding leaves a weight of about 1e-7 of the tile's where there is none
     ok = good[core] & (bottom > 1e-5 * bottom.max())
     return xp.where(ok, top / xp.sqrt(xp.where(ok, bottom, np.float32(1))), np.float32(np.nan))

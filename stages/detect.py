@@ -14,6 +14,7 @@ from scipy.spatial import cKDTree
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
+from skydelta.io.pairnoise import LAG
 from skydelta.io.psf import fwhm
 from skydelta.io.sky import icrs_positions
 from skydelta.kernels.backend import Array, backend_of, to_host
@@ -21,6 +22,7 @@ from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
 from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.noise import image_noise
 
 SADDLE = 2.0
 """Two peaks of one footprint are two objects when the S/N between them drops by this much below the fainter."""
@@ -58,7 +60,8 @@ class DetectConfig(StageConfig):
 class Detect(Stage[DetectConfig]):
     """Peaks of the signal-to-noise plane beyond the threshold, one row each, opposite neighbours paired as dipoles.
 
-    Without ``score`` the plane is made here: the matched filter for white noise with the image's PSF and variance.
+    Without ``score`` the plane is made here: the matched filter for white noise with the image's PSF and variance, over
+    its own standard deviation where the noise turns out to be correlated.
     Ids count the rows in raster order of their peaks. Positions are sub-pixel: the extremum of a quadratic through the
     3 x 3 pixels around the peak.
 
@@ -69,7 +72,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 1
+    version = 2
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),
@@ -87,7 +90,7 @@ class Detect(Stage[DetectConfig]):
     ) -> dict[str, Any]:
         if score is not None and score.shape != image.shape:
             raise InputError(f"detect: the score is {score.shape}, the image {image.shape}")
-        snr = score.image if score is not None else white_score(image)
+        snr = score.image if score is not None else own_score(ctx, image)
         labels, area = components(snr, self.config.threshold)
         y, x, value = extrema(snr, self.config.threshold)
         width = fwhm(image.psf.at(*middle_of(image))) if image.psf is not None else 3.0
@@ -193,11 +196,18 @@ def middle_of(image: Exposure) -> tuple[float, float]:
     return (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
 
 
-def white_score(image: Exposure) -> Array:
+def own_score(ctx: Context, image: Exposure) -> Array:
+    """Signal-to-noise plane of an image from its own variance, PSF and, where that is correlated, noise."""
     if image.variance is None or image.psf is None:
         missing = "variance" if image.variance is None else "PSF"
         raise InputError(f"detect: the image has no {missing} and no score was given")
-    return matched_filter(image.image, image.variance, image.good(), image.psf.render)
+    rho = image_noise(image)
+    if rho is not None:
+        next_to = float(max(rho[LAG, LAG + 1], rho[LAG + 1, LAG], key=abs))
+        ctx.metric("noise_correlation", next_to)
+        ctx.flag("correlated_noise", f"the noise is correlated ({next_to:.2f} from pixel to pixel): "
+                 "signal-to-noise contains that, errors of fits and apertures do not")  # fmt: skip
+    return matched_filter(image.image, image.variance, image.good(), image.psf.render, correlation=rho)
 
 
 def _looked_up(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The correlation of an image's noise, measured in blank sky."""
+"""The correlation of the noise of a pair of images, or of one, measured in blank sky."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.io.pairnoise import LAG, PairNoise
+from skydelta.io.pairnoise import LAG, WHITE, PairNoise
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import cell_statistics
 from skydelta.kernels.cutouts import Windows
@@ -20,8 +20,17 @@ SIDE = 127
 BLOCKS = 64
 """At most this many blocks, spread evenly."""
 
+FEW = 16
+"""Blocks that do for one image, where nothing is taken off the correlation."""
+
 BLANK = 4.0
 """Smoothed pixels above this many robust standard deviations belong to sources."""
+
+RARE = 4.5
+"""The same for one image, where what is cut off of the noise itself matters more than faint sources do."""
+
+DOUBT = 5.0
+"""Standard deviations by which a correlation must differ from that of white noise."""
 
 
 def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
@@ -33,28 +42,20 @@ def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
     squared, would pass for a correlation at every lag.
     """
     backend = science.backend
-    xp, fft = backend.xp, backend.fft
+    xp = backend.xp
     # both exposures' blocks in one array, science first
-    image, variance, good = _blocks(science, reference)
-    z, blank = _normalised(backend, image, variance, good)
+    image, variance, good = _blocks(BLOCKS, science, reference)
+    z, blank = _normalised(backend, image, variance, good, BLANK)
     n, side = len(z) // 2, z.shape[1]
     typical, _, _ = _cells(variance, blank)
     both = blank[:n] & blank[n:]
     planes = xp.empty((3, n, side, side), np.float32)
     planes[2] = both
     planes[:2] = _centred(z.reshape(2, n, side, side), both)
-    size = fft.next_fast_len(side + LAG, True)
-    spectra = fft.rfft2(planes, (size, size))
-    mirrored = xp.conj(spectra)
-    products = xp.empty((4, *spectra.shape[2:]), np.complex128)
-    products[:3] = (spectra * mirrored).sum(axis=1, dtype=np.complex128)
-    products[3] = (spectra[0] * mirrored[1]).sum(axis=0, dtype=np.complex128)
-    along_y, along_x = _to_lags(backend, size)
-    at_lags = (along_y @ products @ along_x).real
+    at_lags = _at_lags(backend, planes, True)
     # one way to the host for all
     packed = to_host(xp.concatenate([at_lags.ravel(), typical.ravel().astype(np.float64)]))
-    c = packed[: at_lags.size].reshape(at_lags.shape) / size**2
-    own_science, own_reference, count, cross = 0.5 * (c + c[:, ::-1, ::-1])
+    own_science, own_reference, count, cross = _even(packed[: at_lags.size].reshape(at_lags.shape))
     typical = packed[at_lags.size :].reshape(2, n)
     known = np.isfinite(typical).all(axis=0)
     if count[LAG, LAG] < side * side / 4 or not known.any():
@@ -73,6 +74,60 @@ def _centred(z: Array, blank: Array) -> Array:
     return xp.where(blank, z - mean[:, :, None, None], np.float32(0))
 
 
+def image_noise(image: Exposure) -> np.ndarray | None:
+    """Correlation rho(lag) of the noise of one exposure with variance, in blank pixels as `pair_noise` finds them.
+
+    Faint sources below the blanking threshold are in it: where a white field has a source in 30 pixels, most of them
+    below its noise, they make a correlation of 0.04, which still counts as white.
+
+    Returns
+    -------
+    float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle, or None where the noise is white or there is too little sky.
+    """
+    backend = image.backend
+    values, variance, good = _blocks(FEW, image)
+    z, blank = _normalised(backend, values, variance, good, RARE)
+    n, side = z.shape[:2]
+    planes = backend.xp.concatenate([backend.xp.where(blank, z, np.float32(0)), blank.astype(np.float32)])
+    own, count = _even(to_host(_at_lags(backend, planes[:, None], False))).reshape(2, n, 2 * LAG + 1, 2 * LAG + 1)
+    enough = count[:, LAG, LAG] >= side * side / 4
+    if not enough.any():
+        return None
+    own, count = own[enough], count[enough]
+    own /= np.maximum(count, 1)
+    # the typical block, and what is as strong at the largest lags taken off: structure of the sky is no noise
+    typical = np.median(own / np.maximum(own[:, LAG, LAG], 1e-300)[:, None, None], axis=0)
+    border = np.r_[typical[0], typical[-1], typical[1:-1, 0], typical[1:-1, -1]]
+    typical -= max(float(np.median(border)), 0.0)
+    if not typical[LAG, LAG] > 0:
+        return None
+    rho = typical / typical[LAG, LAG]
+    others = np.abs(rho)
+    others[LAG, LAG] = 0
+    # of few pixels the correlation of white noise is not small
+    return rho if others.max() > max(WHITE, DOUBT / np.sqrt(count[:, LAG, LAG].sum())) else None
+
+
+def _at_lags(backend: Backend, planes: Array, cross: bool) -> Array:
+    """Sums over all blocks of the products of planes (k, n, side, side) with themselves at each lag, float64
+    (k, 2 LAG + 1, 2 LAG + 1); with ``cross`` those of the first two planes are last.
+    """
+    xp, fft, side = backend.xp, backend.fft, planes.shape[-1]
+    size = fft.next_fast_len(side + LAG, True)
+    spectra = fft.rfft2(planes, (size, size))
+    mirrored, own = xp.conj(spectra), len(planes)
+    products = xp.empty((own + cross, *spectra.shape[2:]), np.complex128)
+    products[:own] = (spectra * mirrored).sum(axis=1, dtype=np.complex128)
+    if cross:
+        products[own] = (spectra[0] * mirrored[1]).sum(axis=0, dtype=np.complex128)
+    along_y, along_x = _to_lags(backend, size)
+    return (along_y @ products @ along_x).real / size**2
+
+
+def _even(at_lags: np.ndarray) -> np.ndarray:
+    return 0.5 * (at_lags + at_lags[:, ::-1, ::-1])
+
+
 @functools.lru_cache(maxsize=8)
 def _to_lags(backend: Backend, size: int) -> tuple[Array, Array]:
     """Matrices that take half spectra (size, size // 2 + 1) to the real parts at lags up to `LAG`, times size**2."""
@@ -83,20 +138,21 @@ def _to_lags(backend: Backend, size: int) -> tuple[Array, Array]:
     return backend.asarray(along_y), backend.asarray(along_x)
 
 
-def _blocks(science: Exposure, reference: Exposure) -> tuple[Array, Array, Array]:
-    """Image, variance and usable pixels of the same blocks of both, spread evenly: (2 n, side, side) each."""
-    (h, w), backend = science.shape, science.backend
+def _blocks(count: int, *exposures: Exposure) -> tuple[Array, Array, Array]:
+    """Image, variance and usable pixels of the same blocks of all, at most ``count`` spread evenly: (k n, side, side)
+    each."""
+    (h, w), backend = exposures[0].shape, exposures[0].backend
     half = (min(SIDE, h, w) - 1) // 2
     side = 2 * half + 1
     ny, nx = h // side, w // side
-    keep = np.unique(np.linspace(0, ny * nx - 1, min(BLOCKS, ny * nx)).astype(int))
+    keep = np.unique(np.linspace(0, ny * nx - 1, min(count, ny * nx)).astype(int))
     windows = Windows((h, w), keep % nx * side + half, keep // nx * side + half, half, backend)
 
     def cut(plane: Array) -> Array:
         return windows.cut(plane).reshape(-1, side)
 
     parts = []
-    for exposure in (science, reference):
+    for exposure in exposures:
         image, variance = cut(exposure.image), cut(exposure.variance)
         mask = None if exposure.mask is None else cut(exposure.mask)
         # only the blocks are judged, not the whole frame
@@ -105,7 +161,7 @@ def _blocks(science: Exposure, reference: Exposure) -> tuple[Array, Array, Array
     return image.astype(np.float32, copy=False), variance.astype(np.float32, copy=False), good
 
 
-def _normalised(backend: Backend, image: Array, variance: Array, good: Array) -> tuple[Array, Array]:
+def _normalised(backend: Backend, image: Array, variance: Array, good: Array, limit: float) -> tuple[Array, Array]:
     """Blocks (n, side, side) over their noise, medians taken off, and which of their pixels are blank."""
     xp, nd = backend.xp, backend.ndimage
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -113,7 +169,7 @@ def _normalised(backend: Backend, image: Array, variance: Array, good: Array) ->
     z = xp.where(good, z - _cells(z, good)[0], np.float32(0))
     smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")
     # a block without statistics (NaN) has no quiet pixel
-    quiet = xp.abs(smooth) <= np.float32(BLANK) * _cells(smooth, good)[1]
+    quiet = xp.abs(smooth) <= np.float32(limit) * _cells(smooth, good)[1]
     return z, good & (nd.minimum_filter(quiet.view(np.uint8), (1, 7, 7)) > 0)
 
 

@@ -22,7 +22,7 @@ from skydelta.kernels.detect import components
 from skydelta.kernels.fit import Status
 from skydelta.kernels.stars import smooth_masked
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.detect import LARGE, mask_flags, middle_of, sky_positions, subpixel, white_score
+from skydelta.stages.detect import LARGE, mask_flags, middle_of, own_score, sky_positions, subpixel
 from skydelta.stages.fit import BATCH, Cutter, Detections, Fit
 from skydelta.stages.lobes import forced_fit, status_flags
 from skydelta.stages.measure import Measurer, isophotal
@@ -76,7 +76,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 1
+    version = 2
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
@@ -107,7 +107,7 @@ class Sources(Stage[SourcesConfig]):
         if min(radii) <= 0:
             raise InputError(f"sources: an aperture of radius {min(radii):g} px; above 0 is needed")
         if positions is None:
-            catalog = self._found(image, width, radii)
+            catalog = self._found(ctx, image, width, radii)
         else:
             catalog = self._forced(image, width, radii, positions)
         ctx.metric("sources", len(catalog))
@@ -116,8 +116,8 @@ class Sources(Stage[SourcesConfig]):
         ctx.metric("apertures_px", list(radii))
         return {"catalog": catalog}
 
-    def _found(self, image: Exposure, width: float, radii: tuple[float, ...]) -> Catalog:
-        found = find(image, width, self.config.threshold, self.config.contrast, self.config.negative)
+    def _found(self, ctx: Context, image: Exposure, width: float, radii: tuple[float, ...]) -> Catalog:
+        found = find(ctx, image, width, self.config.threshold, self.config.contrast, self.config.negative)
         n, sign = len(found.x), np.sign(found.snr)
         flags = np.where(sign < 0, bits("NEGATIVE"), 0)
         flags |= np.where(np.bincount(found.label, minlength=1)[found.label] > 1, bits("BLENDED"), 0)
@@ -203,11 +203,11 @@ class Found:
     segments: Array
 
 
-def find(image: Exposure, width: float, threshold: float, contrast: float, negative: bool) -> Found:
+def find(ctx: Context, image: Exposure, width: float, threshold: float, contrast: float, negative: bool) -> Found:
     """Sources of a sky-subtracted image with variance and PSF, whose FWHM is ``width`` px."""
     backend, xp = image.backend, image.backend.xp
     good, (h, w) = image.good(), image.shape
-    snr, variances = white_score(image), image.variance
+    snr, variances = own_score(ctx, image), image.variance
     assert variances is not None
     labels, _ = components(snr if negative else xp.where(snr > 0, snr, np.float32(0)), threshold)
     index = xp.flatnonzero(labels)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numba
+
 from skydelta.errors import DeviceError
 from skydelta.kernels.backend import Array, Backend, backend_of, cuda_device_count, cupy
 
@@ -43,6 +45,11 @@ class DeviceSet:
         if backend.index + count > present:
             raise DeviceError(f"{count} CUDA devices from {backend.name} asked for, but there are {present}")
         return cls(tuple(Backend("cuda", backend.index + i, backend.asked) for i in range(count)))
+
+    @classmethod
+    def at_home(cls, backend: Backend) -> DeviceSet:
+        """The device itself, or as many threads of the CPU as compiled kernels have here."""
+        return cls.of(backend, 1 if backend.is_gpu else numba.get_num_threads())
 
     def __len__(self) -> int:
         return len(self.devices)

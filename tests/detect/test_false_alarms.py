@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pure noise, white and coloured: correlation, scale of the S/N map, and false alarms beside a Gaussian field's."""
+
+import numpy as np
+import pytest
+from support_noise import COLOURS, LEVELS, Fields, above, peaks
+from support_sources import SIGMA, draw, exposure, flux_of, gaussian
+
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.significance import matched_filter
+from skydelta.stages.base import Context
+from skydelta.stages.detect import Detect
+from skydelta.stages.noise import image_noise
+from skydelta.stages.sources import Sources
+
+SIDE = 1024
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_false_alarms_are_those_of_a_gaussian_field(figure, colour):
+    ours, theirs = np.random.default_rng(5), np.random.default_rng(6)
+    noise, field = Fields(SIDE, colour), Fields(SIDE, colour, gaussian(31, 0, 0))
+    images, truth = [exposure(noise.draw(ours)) for _ in range(4)], sum(peaks(field.draw(theirs)) for _ in range(8)) / 2
+    found = sum(above(np.asarray(Detect(threshold=LEVELS[0])(image, device="cpu")["snr"])) for image in images)
+    assert truth[0] > 400
+    # 3.5: counting errors of 5 per cent; 4: of 12
+    figure(f"detect: false alarms above 3.5 over a field's, {colour}", found[0] / truth[0], (0.87, 1.15))
+    figure(f"detect: false alarms above 4 over a field's, {colour}", found[1] / truth[1], (0.65, 1.4))
+    both = Sources(threshold=LEVELS[0], negative=True)(images[0])
+    rows = Detect(threshold=LEVELS[0])(images[0])
+    assert len(both) == pytest.approx(len(rows), rel=0.05)
+
+
+def test_the_correlation_of_one_image_is_measured(figure):
+    rng = np.random.default_rng(8)
+    assert image_noise(exposure(Fields(SIDE, "white").draw(rng))) is None
+    rho = image_noise(exposure(Fields(SIDE, "resampled").draw(rng)))
+    triangle = np.zeros(9)
+    triangle[3:6] = 0.5, 1, 0.5
+    figure("noise: correlation of resampled noise less the true one", np.abs(rho - np.outer(triangle, triangle)).max(),
+           0.02)  # fmt: skip
+    smoothed = image_noise(exposure(Fields(SIDE, "smoothed").draw(rng)))
+    o = np.arange(-4, 5)
+    figure("noise: correlation of smoothed noise less the true one",
+           np.abs(smoothed - np.exp(-(o**2 + o[:, None] ** 2) / 4)).max(), 0.03)  # fmt: skip
+
+
+def test_sources_do_not_colour_white_noise():
+    rng = np.random.default_rng(9)
+    n, shape = 2500, (512, 512)
+    snr = 0.5 / np.maximum(rng.random(n), 1e-3)
+    image = draw(rng.normal(0, 1, shape), rng.uniform(0, 511, n), rng.uniform(0, 511, n), flux_of(snr))
+    assert image_noise(exposure(image - np.median(image))) is None
+    # nor do few pixels
+    assert all(image_noise(exposure(rng.normal(0, 1, (40, 40)))) is None for _ in range(30))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_coloured_noise_has_unit_signal_to_noise(figure, masked):
+    rng = np.random.default_rng(10)
+    noise = Fields(SIDE, "resampled").draw(rng)
+    scale = 1 + np.arange(SIDE) / SIDE  # fourfold variance across the field
+    mask = (rng.random(noise.shape) < 0.02).astype(np.int32) if masked else None
+    image = exposure(noise * scale, variance=scale**2, mask=mask)
+    triangle = np.array([0.5, 1, 0.5])
+    snr = matched_filter(
+        image.image, image.variance, image.good(), image.psf.render, correlation=np.outer(triangle, triangle)
+    )
+    figure(f"detect: std of the S/N of coloured noise, masked {masked}", snr[np.isfinite(snr)].std(), (0.985, 1.015))
+
+
+def test_coloured_noise_is_said(figure):
+    noise = Fields(SIDE // 2, "resampled").draw(np.random.default_rng(11))
+    x = y = np.array([200.0])
+    image = exposure(draw(noise.astype(float), x, y, flux_of(np.array([40.0]))))
+    for stage in (Detect(), Sources()):
+        ctx = Context(CPU, id="one")
+        ports = {"image": image} | ({"score": None} if stage.name == "detect" else {"positions": None})
+        catalog = stage.execute(ctx, ports)["catalog"]
+        assert "correlated (0.50 from pixel to pixel)" in ctx.flags["correlated_noise"]
+        assert ctx.metrics["noise_correlation"] == pytest.approx(0.5, abs=0.02)
+        # 1 / 1.907 of what it is on white noise, by the sum of P (rho (x) P) over that of P squared
+        stamp, triangle = gaussian(31, 0, 0), np.array([0.5, 1, 0.5])
+        smooth = np.apply_along_axis(np.convolve, 0, stamp, triangle, "same")
+        smooth = np.apply_along_axis(np.convolve, 1, smooth, triangle, "same")
+        want = 40 * np.sqrt((stamp**2).sum() / (stamp * smooth).sum())
+        assert np.asarray(catalog["snr"]).max() == pytest.approx(want, abs=3)
+    assert SIGMA == 1.6
