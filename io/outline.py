@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Outline:
     why : str
         Why there is no WCS.
     cards : astropy.io.fits.Header
-        Of a file: all cards of the HDU over those of a primary HDU without pixels, as they are stored.
+        From `detectors`: all cards of the HDU over those of a primary HDU without pixels, as they are stored.
     """
 
     source: Any
@@ -87,7 +87,8 @@ def detectors(path: str | Path) -> list[Outline]:
             suffixes = ["" if extension is None else f"[{extension}]"]
         else:
             suffixes = [f"[{_address(file, hdu)}]" for hdu in hdus]
-        return [_of(file, h, path + end, Path(path).name + end) for h, end in zip(hdus, suffixes, strict=True)]
+        found = zip(hdus, suffixes, strict=True)
+        return [replace(_of(file, h, path + end, Path(path).name + end), cards=file.keywords(h)) for h, end in found]
 
 
 def _address(file: Source, hdu: Hdu) -> str:
@@ -110,4 +111,4 @@ def _of(file: Source, hdu: Hdu, source: Any, name: str) -> Outline:
     except InputError as e:
         wcs, notes = None, [str(e)]
     why = "" if wcs is not None else "; ".join(notes)
-    return Outline(source, name, shape, wcs, unit_of(header)[0], user_cards(header), why, header)
+    return Outline(source, name, shape, wcs, unit_of(header)[0], user_cards(header), why)

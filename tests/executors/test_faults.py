@@ -225,11 +225,11 @@ def test_a_dask_worker_dies_with_a_result(items, cluster, monkeypatch):
             os.kill(pid, signal.SIGKILL)
         return whole_receipt(self, task, flight, future, *rest)
 
-    monkeypatch.setattr(dask, "ANSWER", 2.0)
     monkeypatch.setattr(dask.Dask, "_receipt", receipt_of_the_dead)
     result = run(executor="dask", dask_address=cluster.scheduler_address)
     assert {o.id: o.status for o in result.outcomes} == dict.fromkeys("abc", "done")
-    assert [o.id for o in result.outcomes if o.resumed] == struck
+    # another item may have been done on that worker meanwhile
+    assert set(struck) <= {o.id for o in result.outcomes if o.resumed}
     whole("abc")
 
 
@@ -280,8 +280,8 @@ def test_the_scheduler_is_gone(items, plugin, monkeypatch, stage):
 
 def test_the_scheduler_is_frozen(items, plugin, monkeypatch):
     """It is there and says nothing: Dask itself would wait for it without end."""
-    monkeypatch.setattr(dask, "ANSWER", 2.0)
-    monkeypatch.setattr(dask, "PATIENCE", 2.0)
+    monkeypatch.setattr(dask, "ANSWER", 5.0)
+    monkeypatch.setattr(dask, "PATIENCE", 5.0)
     items("a", "b", faults={"b match": "hang"})
     line = [sys.executable, "-c", ELSEWHERE]
     with subprocess.Popen(line, env=plugin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as other:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -48,13 +49,15 @@ def strike(item, stage):
     return kind, folder
 
 
-def storage_fails(number):
-    """One operation of storage that fails as the system has it."""
+_armed = threading.local()
+_preadv = os.preadv
 
-    def fail(*_):
-        raise OSError(number, os.strerror(number))
 
-    return fail
+def preadv_or_fail(*args):
+    """Reads as the system does, but for a thread whose storage fails."""
+    if getattr(_armed, "fails", False):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return _preadv(*args)
 
 
 def trip(ctx, stage):
@@ -73,12 +76,11 @@ def trip(ctx, stage):
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "read":
-        before = os.preadv
-        os.preadv = storage_fails(errno.EIO)
+        os.preadv, _armed.fails = preadv_or_fail, True
         try:
             storage._File(Path(__file__)).read_into(0, np.zeros(10, np.uint8))
         finally:
-            os.preadv = before
+            _armed.fails = False
     if kind == "hang":
         reached = folder / "reached"
         reached.touch()
@@ -144,16 +146,21 @@ def with_little_memory():
     assert (map_tiles(function, [image], TileGrid(image.shape, 128), DeviceSet.of(CPU)) == image).all()
 
 
+_full = set()
+_write = os.write
+
+
+def write_or_fail(fd, data):
+    """Writes as the system does, but not into folders whose disk is full."""
+    if _full and any(item in os.readlink(f"/proc/self/fd/{fd}") for item in tuple(_full)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return _write(fd, data)
+
+
 def fill(ctx):
-    """From now on the disk takes nothing for this item, neither products nor a receipt."""
-    before, item = os.write, f"/{ctx.out.name}/"
-
-    def no_space(fd, data):
-        if item in os.readlink(f"/proc/self/fd/{fd}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return before(fd, data)
-
-    os.write = no_space
+    """From now on the disk takes nothing for this attempt, neither products nor a receipt."""
+    _full.add(f"/{ctx.out.name}/")
+    os.write = write_or_fail
     write(Exposure(np.zeros((8, 8), np.float32)), ctx.out / "anything.fits")
 
 
