@@ -31,7 +31,9 @@ UNFIT = ("EDGE", "MASKED", "SATURATED", "NOT_CONVERGED", "NO_FIT")
 class ZeroPointConfig(StageConfig):
     """Where the zero point comes from."""
 
-    value: float | None = Field(None, description="Magnitude of a flux of one unit of the image; excludes catalog.")
+    value: float | None = Field(
+        None, allow_inf_nan=False, description="Magnitude of a flux of one unit of the image; excludes catalog."
+    )
     catalog: str | None = Field(
         None, description="Catalogue (.ecsv, .parquet, .vot) with ra, dec and magnitudes of stars: fitted to them."
     )

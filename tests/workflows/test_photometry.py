@@ -96,6 +96,7 @@ def test_a_given_zero_point_and_errors(night, tmp_path):
     np.testing.assert_allclose(table["mag"].value[bright], 25 - 2.5 * np.log10(table["flux"].value[bright]))
     for more, code, said in (
         (on, 2, "zero_point: one of value and catalog is needed, not neither"),
+        ((*on, "--set", "steps.zero_point.value=nan"), 2, "zero_point.value: "),
         ((*on, "--set", f"steps.zero_point.catalog={folder}/stars.ecsv"), 3, "no column 'mag'"),
         (("--set", f"inputs.positions={folder}/gone.ecsv"), 3, "gone.ecsv"),
     ):
