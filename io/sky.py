@@ -99,6 +99,15 @@ def sky_type(wcs: Any) -> str:
     return ", ".join(str(t) for t in low.world_axis_physical_types)
 
 
+def _on_sky(wcs: Any) -> tuple[Any, Any, int, int]:
+    """Low-level WCS, frame, and which world axes are longitude and latitude, for ICRS positions."""
+    low = low_level(wcs)
+    axes = celestial_axes(low)
+    if axes is None:
+        raise InputError(f"axes {sky_type(low)} have no frame that ICRS positions could be computed from")
+    return low, *axes
+
+
 def icrs_positions(wcs: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ra, dec (degrees, ICRS) of 0-based pixel positions of a two-dimensional WCS; NaN off the sky.
 
@@ -107,11 +116,7 @@ def icrs_positions(wcs: Any, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
     InputError
         Its axes have no frame on the sky.
     """
-    low = low_level(wcs)
-    axes = celestial_axes(low)
-    if axes is None:
-        raise InputError(f"axes {sky_type(low)} have no frame that ICRS positions could be computed from")
-    frame, lon, lat = axes
+    low, frame, lon, lat = _on_sky(wcs)
     world = [
         np.asarray(v, float) * u.Unit(unit).to(u.deg)
         for v, unit in zip(low.pixel_to_world_values(x, y), low.world_axis_units, strict=True)
@@ -133,11 +138,7 @@ def icrs_pixels(wcs: Any, ra: np.ndarray, dec: np.ndarray) -> tuple[np.ndarray, 
     InputError
         Its axes have no frame on the sky.
     """
-    low = low_level(wcs)
-    axes = celestial_axes(low)
-    if axes is None:
-        raise InputError(f"axes {sky_type(low)} have no frame that ICRS positions could be computed from")
-    frame, lon, lat = axes
+    low, frame, lon, lat = _on_sky(wcs)
     world: list[np.ndarray] = [np.empty(0), np.empty(0)]
     world[lon], world[lat] = np.asarray(ra, float), np.asarray(dec, float)
     if frame.name != "icrs":
