@@ -2,10 +2,9 @@
 """Toy stages for what a run does; one small simulated pair for the main job."""
 
 import pytest
+import support_cli
 import support_toys
-from click.testing import CliRunner
 
-from skydelta.pipeline.cli import cli
 from skydelta.pipeline.simulate import simulate
 from skydelta.stages import registry
 
@@ -32,9 +31,4 @@ def simulated(tmp_path_factory):
 def skydelta():
     """``skydelta("run", "wf.toml", ...)``: the command line in this process."""
 
-    def call(*words):
-        result = CliRunner().invoke(cli, [str(w) for w in words])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
-        return result
-
-    return call
+    return support_cli.call

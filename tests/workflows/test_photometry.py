@@ -5,20 +5,13 @@ import numpy as np
 import pytest
 from astropy.io import fits
 from astropy.table import Table
-from click.testing import CliRunner
 from support_align import plane
+from support_cli import call
 from support_stack import GAIN, SHAPE, grid_field
 
 from skydelta.io.catalog import Catalog
-from skydelta.pipeline.cli import cli
 
 POINT = 27.25
-
-
-def call(*words):
-    done = CliRunner().invoke(cli, [str(w) for w in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done
 
 
 @pytest.fixture(scope="module")

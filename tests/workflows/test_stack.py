@@ -5,19 +5,12 @@ import numpy as np
 import pytest
 from astropy.io import fits
 from astropy.table import Table
-from click.testing import CliRunner
+from support_cli import call
 from support_stack import grid_field, visit
 
 import skydelta
 from skydelta.io.fits.writer import exposure_hdus, write_hdus
-from skydelta.pipeline.cli import cli
 from skydelta.pipeline.receipts import read_json
-
-
-def call(*words):
-    done = CliRunner().invoke(cli, [str(w) for w in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done
 
 
 @pytest.fixture(scope="module")
