@@ -17,23 +17,16 @@ import time
 from pathlib import Path
 
 import numpy as np
+from executors import WORKFLOW as READING
 from record import record
 
 import skydelta
 from skydelta.io.exposure import Exposure
 from skydelta.pipeline import readahead, receipts
 
-WORKFLOW = """
-version = 1
-name = "sky"
-[[steps]]
-id = "science"
-stage = "load"
-inputs = { path = "science" }
-[[steps]]
-id = "reference"
-stage = "load"
-inputs = { path = "reference" }
+WORKFLOW = (
+    READING
+    + """
 [[steps]]
 id = "sky_science"
 stage = "background"
@@ -43,6 +36,7 @@ id = "sky_reference"
 stage = "background"
 inputs = { image = "reference" }
 """
+)
 
 
 def images(folder: Path, count: int, size: int) -> list[Path]:
