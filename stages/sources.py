@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from astropy import units as u
@@ -57,7 +57,7 @@ class SourcesConfig(StageConfig):
         "on it is a source of its own.",
     )
     negative: bool = Field(False, description="Find sources below the sky too.")
-    apertures: tuple[float, ...] = Field(
+    apertures: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         (), description="Radii of circular apertures, px; 1, 1.5 and 2 times the FWHM of the PSF if none."
     )
 
@@ -104,8 +104,6 @@ class Sources(Stage[SourcesConfig]):
         if image.mask is None:
             image = image.with_(mask=image.backend.xp.zeros(image.shape, np.int32))
         radii = self.config.apertures or tuple(round(k * width, 2) for k in (1.0, 1.5, 2.0))
-        if min(radii) <= 0:
-            raise InputError(f"sources: an aperture of radius {min(radii):g} px; above 0 is needed")
         if positions is None:
             catalog = self._found(ctx, image, width, radii)
         else:

@@ -431,6 +431,13 @@ def run(*arguments, code=0):
     return result.output
 
 
+@pytest.mark.parametrize(("radius", "said"), [("nan", "finite"), ("-3", "-3.0 is not above 0"), ("inf", "finite")])
+def test_apertures_that_are_none(file, tmp_path, radius, said):
+    output = run(file[0], "-o", tmp_path / "out", f"--aperture={radius}", code=2)
+    assert "sources.apertures" in output and said in output
+    assert not (tmp_path / "out").exists()
+
+
 def test_command(file, tmp_path):
     path, x, y, snr = file
     out = tmp_path / "out"
