@@ -17,9 +17,6 @@ from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
 from skydelta.pipeline.workflow import Workflow
 
-OPTIONAL_FILES = {("write", "injections"): "injections.ecsv"}
-"""Files that a stage leaves only when something is tied to one of its optional inputs."""
-
 RUN_FILES = ("run.json", "events.jsonl", "summary.ecsv", "report.html")
 """What every run leaves beside the items."""
 
@@ -144,8 +141,8 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
 
 def _products(b: Bound) -> list[str]:
     """Files that a step will leave, with what is tied to it."""
-    more = [name for (stage, port), name in OPTIONAL_FILES.items() if b.step.stage.name == stage and port in b.inputs]
-    return [*b.step.stage.products(), *more]
+    stage = b.step.stage
+    return [*stage.products(), *(p.file for name, p in stage.inputs.items() if p.file and name in b.inputs)]
 
 
 def _places(flow: Workflow, peak: int) -> tuple[int, tuple[str, ...]]:

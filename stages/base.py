@@ -43,6 +43,8 @@ class Port:
         ``image = "reference"`` makes ``reference`` the aligned image for later steps).
     many : bool
         An input that may be a list of paths: all files of that name that an item has.
+    file : str or None
+        Of an optional input: what the stage leaves beside its `Stage.products` when it is there.
     """
 
     type: type
@@ -50,6 +52,7 @@ class Port:
     optional: bool = False
     replaces: str | None = None
     many: bool = False
+    file: str | None = None
 
 
 @dataclass

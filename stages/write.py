@@ -52,7 +52,7 @@ class Write(Stage[WriteConfig]):
         "catalog": Port(Catalog, "what was found"),
         "science": Port(Exposure, "sky-subtracted science image"),
         "matched": Port(Exposure, "matched reference"),
-        "injections": Port(Catalog, "fake sources and what became of them", optional=True),
+        "injections": Port(Catalog, "fake sources and what became of them", optional=True, file="injections.ecsv"),
     }
     outputs = {"files": Port(list, "paths of what was written")}
 
