@@ -28,7 +28,7 @@ def peak_tree(
     Parameters
     ----------
     pixel : int (n,)
-        y W + x of the pixels in footprints, each once.
+        y W + x of the pixels in footprints, each once, in raster order.
     shape : (int, int)
         H and W.
     label : int (n,)
@@ -44,6 +44,6 @@ def peak_tree(
     segment : int (n,)
         Number of the object, from 0, of every pixel.
     """
-    arrays = (np.ascontiguousarray(pixel, np.int64), shape[1], shape[0], np.ascontiguousarray(label, np.int64))
+    arrays = (np.ascontiguousarray(pixel, np.int64), shape[1], np.ascontiguousarray(label, np.int64))
     floats = (np.ascontiguousarray(light, np.float64), np.ascontiguousarray(noise, np.float64))
     return _peak_tree(*arrays, *floats, float(significance), float(contrast))

@@ -72,7 +72,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 2
+    version = 3
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),
@@ -196,8 +196,11 @@ def middle_of(image: Exposure) -> tuple[float, float]:
     return (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
 
 
-def own_score(ctx: Context, image: Exposure) -> Array:
-    """Signal-to-noise plane of an image from its own variance, PSF and, where that is correlated, noise."""
+def own_score(ctx: Context, image: Exposure, good: Array | None = None) -> Array:
+    """Signal-to-noise plane of an image from its own variance, PSF and, where that is correlated, noise.
+
+    ``good`` is `Exposure.good` of the image, where that is known already.
+    """
     if image.variance is None or image.psf is None:
         missing = "variance" if image.variance is None else "PSF"
         raise InputError(f"detect: the image has no {missing} and no score was given")
@@ -207,7 +210,8 @@ def own_score(ctx: Context, image: Exposure) -> Array:
         ctx.metric("noise_correlation", next_to)
         ctx.flag("correlated_noise", f"the noise is correlated ({next_to:.2f} from pixel to pixel): "
                  "signal-to-noise contains that, errors of fits and apertures do not")  # fmt: skip
-    return matched_filter(image.image, image.variance, image.good(), image.psf.render, correlation=rho)
+    good = image.good() if good is None else good
+    return matched_filter(image.image, image.variance, good, image.psf.render, correlation=rho)
 
 
 def _looked_up(

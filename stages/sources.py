@@ -76,7 +76,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 2
+    version = 3
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
@@ -107,7 +107,7 @@ class Sources(Stage[SourcesConfig]):
         if positions is None:
             catalog = self._found(ctx, image, width, radii)
         else:
-            catalog = self._forced(image, width, radii, positions)
+            catalog = self._forced(ctx, image, width, radii, positions)
         ctx.metric("sources", len(catalog))
         ctx.metric("threshold", self.config.threshold)
         ctx.metric("fwhm_px", width)
@@ -144,10 +144,11 @@ class Sources(Stage[SourcesConfig]):
         model = np.where(np.isfinite(out["flux"]), "psf", "none")
         return _table(image, {**start, **out}, model, radii)
 
-    def _forced(self, image: Exposure, width: float, radii: tuple[float, ...], positions: Catalog) -> Catalog:
+    def _forced(
+        self, ctx: Context, image: Exposure, width: float, radii: tuple[float, ...], positions: Catalog
+    ) -> Catalog:
         x, y = pixel_positions(image, positions)
-        n, (h, w) = len(x), image.shape
-        inside = (x > -0.5) & (y > -0.5) & (x < w - 0.5) & (y < h - 0.5)
+        n, inside = len(x), _on_image(ctx, image, x, y)
         # far positions are moved to where nothing is either
         far = np.where(inside, 1.0, np.nan)
         at = np.stack([np.where(inside, x, -1e6), np.where(inside, y, -1e6)], 1)
@@ -169,7 +170,9 @@ class Sources(Stage[SourcesConfig]):
         out = {name: np.concatenate([p[name] for p in parts] or [np.zeros(0)]) for name in names}
         out["flags"] = out["flags"].astype(int) | np.where(inside, 0, bits("EDGE"))
         out["flags"] |= mask_flags(image, at[:, 0], at[:, 1], width)
-        out |= {"x": x, "y": y, "x_err": np.zeros(n), "y_err": np.zeros(n), "snr": out["flux"] / out["flux_err"]}
+        # a position that is held has no error where something is measured at it
+        held = np.where(np.isfinite(out["flux"]), 0.0, np.nan)
+        out |= {"x": x, "y": y, "x_err": held, "y_err": held, "snr": out["flux"] / out["flux_err"]}
         out["id"] = np.asarray(positions["id"]) if "id" in positions.colnames else np.arange(1, n + 1)
         out |= _measured(Measurer(image, image.good()), x * far, y * far, width, radii, np.sign(out["flux"]))
         return _table(image, out, np.where(np.isfinite(out["flux"]), "forced", "none"), radii)
@@ -205,10 +208,12 @@ def find(ctx: Context, image: Exposure, width: float, threshold: float, contrast
     """Sources of a sky-subtracted image with variance and PSF, whose FWHM is ``width`` px."""
     backend, xp = image.backend, image.backend.xp
     good, (h, w) = image.good(), image.shape
-    snr, variances = own_score(ctx, image), image.variance
+    snr, variances = own_score(ctx, image, good), image.variance
     assert variances is not None
-    labels, _ = components(snr if negative else xp.where(snr > 0, snr, np.float32(0)), threshold)
+    labels, _ = components(snr, threshold)
     index = xp.flatnonzero(labels)
+    if not negative:
+        index = index[snr.ravel()[index] > 0]
     taps = gaussian_taps(max(SHARP * width / 2.3548, 0.2))
     light = _smoothed(image.image, good, taps)
     # what is looked at from here on are the pixels of footprints, on the host
@@ -271,6 +276,29 @@ def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np
     sky = SkyCoord(np.where(known, ra, 0), np.where(known, dec, 0), unit="deg")
     x, y = (np.asarray(a, float) for a in image.wcs.world_to_pixel(sky))
     return np.where(known, x, np.nan), np.where(known, y, np.nan)
+
+
+def _on_image(ctx: Context, image: Exposure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which positions lie on a pixel of the image, bool (n,); that some do not is flagged.
+
+    Raises
+    ------
+    InputError
+        None does.
+    """
+    h, w = image.shape
+    inside = (x > -0.5) & (y > -0.5) & (x < w - 0.5) & (y < h - 0.5)
+    n, out = len(x), int((~inside).sum())
+    if n and out == n:
+        known = np.isfinite(x + y)
+        seen = "none of them is a number"
+        if known.any():
+            x, y = x[known], y[known]
+            seen = f"they span x {x.min():.6g} to {x.max():.6g}, y {y.min():.6g} to {y.max():.6g}"
+        raise InputError(f"positions: all {n} lie outside the image of {w} x {h} px: {seen}")
+    if out:
+        ctx.flag("positions_outside", f"{out} of {n} positions lie outside the image of {w} x {h} px: not measured")
+    return inside
 
 
 def _measured(

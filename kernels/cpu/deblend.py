@@ -10,14 +10,25 @@ from skydelta.kernels.cpu.jit import serial
 
 
 @serial
-def _flood(order, where, pixel, width, label, light, noise, significance, contrast, owner):
-    """Fill ``owner``: the pixel (rank in ``order``) that leads the object of each rank; ``where`` is pixel to rank + 1.
+def _rows(pixel, width, up, down):
+    """First pixel, by its index, that is not before the upper left and the lower left neighbour of each, in order."""
+    n, j, k = len(pixel), 0, 0
+    for i in range(n):
+        while pixel[j] < pixel[i] - width - 1:
+            j += 1
+        while k < n and pixel[k] < pixel[i] + width - 1:
+            k += 1
+        up[i], down[i] = j, k
 
-    A branch is led by its brightest pixel. Objects are merged into the one they touch when their branch turns out not
-    to count.
+
+@serial
+def _flood(order, rank, pixel, up, down, width, label, light, noise, significance, contrast, owner):
+    """Fill ``owner``: the pixel (rank in ``order``) that leads the object of each rank.
+
+    ``pixel`` is in raster order, and the neighbours of a pixel are beside it, or from ``up`` or ``down`` on. A branch
+    is led by its brightest pixel. Objects are merged into the one they touch when their branch turns out not to count.
     """
     n = len(order)
-    height = len(where) // width
     branch, total, count = np.arange(n), np.empty(n), np.ones(n, np.int64)
     several = np.zeros(n, np.bool_)
     # light and pixels of each object, kept at the pixel that leads it
@@ -26,15 +37,21 @@ def _flood(order, where, pixel, width, label, light, noise, significance, contra
     for r in range(n):
         i = order[r]
         total[r], owner[r] = light[i], r
-        y, x = pixel[i] // width, pixel[i] % width
+        here = pixel[i]
+        x = here % width
         # neighbours that were flooded before, brightest first
         m = 0
         for dy in range(-1, 2):
-            for dx in range(-1, 2):
-                if not (0 <= y + dy < height and 0 <= x + dx < width):
+            near = up[i] if dy < 0 else (i - 1 if dy == 0 else down[i])
+            for step in range(3):
+                k = near + step
+                if k < 0 or k >= n or k == i or label[k] != label[i]:
                     continue
-                k = where[pixel[i] + dy * width + dx] - 1
-                if k < 0 or k >= r or label[order[k]] != label[i]:
+                dx = pixel[k] - here - dy * width
+                if dx < -1 or dx > 1 or x + dx < 0 or x + dx >= width:
+                    continue
+                k = rank[k]
+                if k >= r:
                     continue
                 at = m
                 while at > 0 and ranks[at - 1] > k:
@@ -94,23 +111,21 @@ def _flood(order, where, pixel, width, label, light, noise, significance, contra
 def peak_tree(
     pixel: np.ndarray,
     width: int,
-    height: int,
     label: np.ndarray,
     light: np.ndarray,
     noise: np.ndarray,
     significance: float,
     contrast: float,
 ) -> tuple[np.ndarray, np.ndarray]:
+    n = len(pixel)
     order = np.argsort(-light, kind="stable")
-    where = np.zeros(width * height, np.int32)
-    where[pixel[order]] = np.arange(1, len(order) + 1)
-    owner = np.empty(len(order), np.int64)
-    _flood(order, where, pixel, width, label, light, noise, significance, contrast, owner)
-    leader = np.empty(len(order), np.int64)
+    rank, up, down, owner = np.empty((4, n), np.int64)
+    rank[order] = np.arange(n)
+    _rows(pixel, width, up, down)
+    _flood(order, rank, pixel, up, down, width, label, light, noise, significance, contrast, owner)
+    leader = np.empty(n, np.int64)
     leader[order] = order[owner]
-    peaks, segment = np.unique(leader, return_inverse=True)
     # numbered in raster order of their peaks
-    number = np.argsort(pixel[peaks], kind="stable")
-    place = np.empty(len(number), np.int64)
-    place[number] = np.arange(len(number))
-    return peaks[number], place[segment]
+    leads = np.zeros(n, np.int64)
+    leads[leader] = 1
+    return np.flatnonzero(leads), (np.cumsum(leads) - 1)[leader]

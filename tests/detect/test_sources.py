@@ -18,11 +18,12 @@ import skydelta
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import resolve
+from skydelta.kernels.backend import CPU, resolve
 from skydelta.kernels.cpu.reference_deblend import peaks_that_count
 from skydelta.kernels.deblend import peak_tree
 from skydelta.kernels.photometry import aperture_sums, kron_radii
 from skydelta.pipeline.cli import cli
+from skydelta.stages.base import Context
 from skydelta.stages.measure import Measurer, isophotal
 from skydelta.stages.sources import Sources
 
@@ -302,6 +303,15 @@ def test_positions_where_nothing_can_be_measured(rng):
     np.testing.assert_array_equal(got.has("NO_FIT"), [True, False, True, False, True])
     np.testing.assert_array_equal(got.has("EDGE"), [True, False, True, True, True])
     assert np.isnan(got["flux_aper_1"].value[0])
+    for name in ("x_err", "y_err", "flux_err", "snr", "flux_aper_1_err"):
+        np.testing.assert_array_equal(np.isfinite(np.asarray(got[name])), np.isfinite(got["flux"].value), err_msg=name)
+    ctx = Context(CPU, id="one")
+    Sources().execute(ctx, {"image": e, "positions": table})
+    assert ctx.flags == {"positions_outside": "3 of 5 positions lie outside the image of 70 x 60 px: not measured"}
+    for far, said in (([-50.0, 90.0], "x -50 to 90, y 30 to 30"), ([np.nan, np.inf], "none of them is a number")):
+        with pytest.raises(InputError, match=f"all 2 lie outside the image of 70 x 60 px: .*{said}"):
+            Sources()(e, Catalog({"x": far, "y": [30.0, 30.0]}))
+    assert len(Sources()(e, Catalog({"x": np.zeros(0), "y": np.zeros(0)}))) == 0
     with pytest.raises(InputError, match="columns a; x and y or ra and dec"):
         Sources()(e, Catalog({"a": [1]}))
     with pytest.raises(InputError, match="no WCS"):
@@ -464,3 +474,10 @@ def test_command_says_what_is_wrong(file, tmp_path):
     assert "missing.fits" in run(tmp_path / "missing.fits", "-o", tmp_path / "o", code=3)
     assert "places.csv" in run(path, "-o", tmp_path / "o", "--positions", tmp_path / "places.csv", code=3)
     assert "threshold" in run(path, "-o", tmp_path / "o", "--threshold", "-1", code=2)
+    Table({"x": [10.0, 5000.0], "y": [20.0, 20.0]}).write(tmp_path / "some.csv")
+    said = run(path, "-o", tmp_path / "some.ecsv", "--positions", tmp_path / "some.csv")
+    assert said.count("1 of 2 positions lie outside the image") == 1
+    Table({"x": [4000.0, 5000.0], "y": [20.0, 20.0]}).write(tmp_path / "far.csv")
+    said = run(path, "-o", tmp_path / "far.ecsv", "--positions", tmp_path / "far.csv", code=3)
+    assert len(said.strip().splitlines()) == 1 and "all 2 lie outside the image of 400 x 400 px" in said
+    assert not (tmp_path / "far.ecsv").exists()
