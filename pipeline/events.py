@@ -24,8 +24,8 @@ class Event:
     Attributes
     ----------
     kind : str
-        run_started, item_started, step_started, step_done, item_retried, item_done, item_resumed, item_failed or
-        run_done.
+        run_started, second_pass_started, item_started, step_started, step_done, item_retried, item_done, item_resumed,
+        item_failed or run_done.
     time : float
         Seconds since 1970 on the machine where it happened.
     """
@@ -132,7 +132,10 @@ class ProgressBar:
         self._progress.start()
 
     def tell(self, event: Event) -> None:
-        if event.kind == "step_started":
+        if event.kind == "second_pass_started":
+            self._steps = event.data["steps"]
+            self._progress.reset(self._task, total=event.data["items"] * self._steps)
+        elif event.kind == "step_started":
             self._progress.update(self._task, description=f"{event.item}: {event.step}")
         elif event.kind == "step_done":
             self._progress.advance(self._task)

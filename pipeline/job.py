@@ -54,6 +54,8 @@ class Job:
         Run items that are done again.
     hub : Hub or None
         Where the run was started, who is told; stays there.
+    place : str
+        Folder in that of the run that has one for each item.
     """
 
     data: Mapping[str, Any]
@@ -63,13 +65,15 @@ class Job:
     asked: str
     overwrite: bool
     hub: Hub | None = field(default=None, compare=False)
+    place: str = "items"
 
     def __post_init__(self) -> None:
         self._flows: dict[str, tuple[Workflow, tuple[Bound, ...]]] = {}
 
     @classmethod
     def of(cls, flow: Workflow, folder: RunFolder, overwrite: bool, hub: Hub) -> Job:
-        job = cls(flow.data, flow.folder, flow.described(), folder.root.absolute(), flow.run.device, overwrite, hub)
+        root = folder.root.absolute()
+        job = cls(flow.data, flow.folder, flow.described(), root, flow.run.device, overwrite, hub, place=folder.place)
         job._flows["{}"] = flow, _bound(flow)
         return job
 
@@ -85,7 +89,7 @@ class Job:
             The stages here are not those of the run.
         """
         flow, bound = self._flow(item)
-        folder = RunFolder(self.root)
+        folder = RunFolder(self.root, self.place)
         ahead = readahead.HERE.bytes_of(f"{self.root}/{item.id}")
         who = _identity(flow, item)
         if following is not None:
@@ -126,7 +130,7 @@ class Job:
             "identity": _identity(flow, item),
             "outputs": {},
         }
-        folder = RunFolder(self.root)
+        folder = RunFolder(self.root, self.place)
         try:
             with folder.attempt(item) as work:
                 receipts.write_json(work / "receipt.json", receipt)
@@ -172,7 +176,7 @@ class Job:
         ahead: int,
     ) -> tuple[Receipt, Backend | None]:
         """The receipt of one attempt, and where to try again; without a further attempt it is published."""
-        folder = RunFolder(self.root)
+        folder = RunFolder(self.root, self.place)
         receipt: Receipt = {"id": item.id, "inputs": dict(item.inputs), "seconds": 0.0, "steps": []}
         receipt |= {"device": {"asked": backend.asked, "used": backend.name}, "outputs": {}}
         try:

@@ -15,6 +15,7 @@ from skydelta.kernels.backend import Backend, cuda_device_count, resolve
 from skydelta.pipeline.executors.base import device_of, workers_for
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of
+from skydelta.pipeline.secondpass import LIGHT_CURVES, checked
 from skydelta.pipeline.workflow import Workflow
 
 RUN_FILES = ("run.json", "events.jsonl", "summary.ecsv", "report.html")
@@ -69,6 +70,8 @@ class Plan:
         How many items are in flight, and where; 0 workers: as many as the cluster or the launcher has.
     run_outputs : tuple of str
         Files beside the items.
+    second : tuple of Bound
+        The steps of the second pass.
     """
 
     items: tuple[WorkItem, ...]
@@ -83,6 +86,7 @@ class Plan:
     workers: int = 1
     devices: tuple[str, ...] = ()
     run_outputs: tuple[str, ...] = ()
+    second: tuple[Bound, ...] = ()
 
 
 def plan(flow: Workflow, id_: str | None = None) -> Plan:
@@ -97,6 +101,7 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
     items = items_of(flow.inputs, wanted, id_, flow.steps)
     check_settings(flow, items)
+    second = checked(flow, bound)
     backend = resolve(flow.run.device)
     why = "asked for" if backend.asked != "auto" else cuda_device_count()[1] or "a CUDA device is there"
     look = _Look()
@@ -118,7 +123,7 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
                 pixels = pixels if _is_table(source) else max(pixels, look.pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
-        needs[item.id] = Need(size, _peak(bound, pixels))
+        needs[item.id] = Need(size, max(_peak(bound, pixels), _peak(second, pixels)))
         total, largest = total + size, max(largest, needs[item.id].memory)
     outputs = tuple(dict.fromkeys(name for b in bound for name in _products(b)))
     covers = NIGHT_FILES if "catalog.ecsv" in outputs else ()
@@ -135,7 +140,8 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
         needs,
         workers,
         devices,
-        (*RUN_FILES, *covers),
+        (*RUN_FILES, *covers, *((LIGHT_CURVES,) if second else ())),
+        second,
     )
 
 

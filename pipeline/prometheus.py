@@ -49,6 +49,8 @@ class TextFile:
         self._last = event.time
         if event.kind == "run_started":
             self._planned, self._started = int(event.data["items"]), event.time
+        elif event.kind == "second_pass_started":
+            self._planned += int(event.data["items"])
         elif event.kind == "step_done":
             self._seconds[event.step] += event.data["seconds"]
             self._steps[event.step] += 1

@@ -127,14 +127,29 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-class RunFolder:
-    """Paths of a run and what is already done in it."""
+SECOND = "second_pass"
+"""Folder for what the items leave when they go through the second steps of a workflow."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+
+class RunFolder:
+    """Paths of a run and what is already done in it.
+
+    Parameters
+    ----------
+    root : Path
+    place : str
+        Folder in it that has one for each item.
+    """
+
+    def __init__(self, root: Path, place: str = "items") -> None:
+        self.root, self.place = root, place
+
+    def second(self) -> RunFolder:
+        """The same run, where the items of its second pass are."""
+        return RunFolder(self.root, SECOND)
 
     def item(self, item: WorkItem) -> Path:
-        return self.root / "items" / item.id
+        return self.root / self.place / item.id
 
     @contextlib.contextmanager
     def attempt(self, item: WorkItem) -> Iterator[Path]:
@@ -179,7 +194,8 @@ class RunFolder:
                     f"{self.root}: holds a run of another workflow or configuration ({earlier.get('name')!r}); "
                     "choose another folder, or --overwrite"
                 )
-            shutil.rmtree(self.root / "items", ignore_errors=True)
+            for place in ("items", SECOND):
+                shutil.rmtree(self.root / place, ignore_errors=True)
         self.sweep()
 
     def sweep(self) -> None:
@@ -223,7 +239,7 @@ class RunFolder:
 
     def all(self) -> Iterator[dict[str, Any]]:
         """Every receipt in the folder, by id, one at a time: also those of earlier runs of the same workflow."""
-        for path in sorted((self.root / "items").glob("*/receipt.json"), key=lambda p: p.parent.name):
+        for path in sorted((self.root / self.place).glob("*/receipt.json"), key=lambda p: p.parent.name):
             receipt = read_json(path)
             if receipt is not None:
                 yield receipt

@@ -12,7 +12,9 @@ import numpy as np
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog
 from skydelta.pipeline import pictures
+from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.reportitem import Item, candidates, number, ranks
+from skydelta.pipeline.secondpass import LIGHT_CURVES
 
 OBJECTS = 24
 """At most this many objects are shown with their light curves, the most significant first."""
@@ -42,7 +44,7 @@ def night(items: Sequence[Item], root: Path) -> str:
     """
     if len(items) < 2:
         return ""
-    return "\n".join(p for p in (_steps(items), _trends(items), _gallery(items), _objects(root)) if p)
+    return "\n".join(p for p in (_steps(items), _trends(items), _gallery(items), _objects(root), _failed(root)) if p)
 
 
 def _steps(items: Sequence[Item]) -> str:
@@ -96,14 +98,17 @@ def _sky(items: Sequence[Item]) -> str:
 
 
 def _objects(root: Path) -> str:
-    """Objects with two detections or more, and their fluxes."""
+    """Objects with two detections or more, or all where each visit was measured, and their fluxes."""
+    forced = (root / LIGHT_CURVES).is_file()
     try:
-        table, catalog = Catalog.load(root / "objects.ecsv"), Catalog.load(root / "catalog.parquet")
+        table, catalog = (
+            Catalog.load(root / name) for name in ("objects.ecsv", LIGHT_CURVES if forced else "catalog.parquet")
+        )
     except InputError:
         return ""
     if not {"object", "mjd"} <= set(catalog.colnames):
         return ""
-    again = np.flatnonzero(np.asarray(table["detections"]) >= 2)
+    again = np.flatnonzero(np.asarray(table["detections"]) >= (1 if forced else 2))
     if not again.size:
         return ""
     strength = np.nan_to_num(np.abs(np.asarray(table["snr_peak"], float)[again]))
@@ -113,14 +118,20 @@ def _objects(root: Path) -> str:
     for k in shown:
         row = table[int(k)]
         rows = catalog[np.flatnonzero(rows_of == row["object"])]
-        mjd, flux = (np.asarray(rows[c].value, float) for c in ("mjd", "flux"))
+        mjd, flux, error = (np.asarray(rows[c].value, float) for c in ("mjd", "flux", "flux_err"))
+        seen = np.asarray(rows["detected"]) if forced else np.ones(len(rows), bool)
         timed = bool(np.isfinite(mjd).all())
         start = np.floor(mjd.min()) if timed else 0
         at = mjd - start if timed else np.arange(len(rows)) + 1.0
         x_name = f"MJD - {start:.0f}" if timed else "item, by id"
         points = [
-            (float(a), float(f), "", f"{item}: {number(float(f), 4)}")
-            for a, f, item in zip(at, flux, rows["item"], strict=True)
+            (
+                float(a),
+                float(f),
+                "" if there else "var(--soft)",
+                f"{item}: {number(float(f), 4)}" + (f" ± {number(float(e), 3)}" if forced else ""),
+            )
+            for a, f, e, item, there in zip(at, flux, error, rows["item"], seen, strict=True)
         ]
         name = escape(str(row["object"]))
         words = (
@@ -128,13 +139,37 @@ def _objects(root: Path) -> str:
             f"mean flux {number(float(row['flux_mean'].value), 4)}, peak S/N {number(float(row['snr_peak']))}, "
             f"chi squared of a constant {number(float(row['chi2_constant']))}"
         )
-        svg = pictures.scatter(points, f"Flux of {row['object']} against {x_name}", x_name)
+        level = 0.0 if forced else None
+        svg = pictures.scatter(points, f"Flux of {row['object']} against {x_name}", x_name, level)
         cards.append(f"<figure>{svg}<figcaption>{words}</figcaption></figure>")
+    if forced:
+        heading = "Light curves"
+        words = (
+            f"{len(shown)} of {len(table)} objects, the most significant first; grey: measured where it was not "
+            f"detected ({LIGHT_CURVES})."
+        )
+    else:
+        heading = "Objects detected again"
+        words = (
+            f"{len(shown)} of {len(again)} with two detections or more ({len(table)} objects in all, objects.ecsv), "
+            "the most significant first."
+        )
     return (
-        f'<section class="panel"><h2>Objects detected again</h2><p class="soft">{len(shown)} of {len(again)} with two '
-        f"detections or more ({len(table)} objects in all, objects.ecsv), the most significant first.</p>"
+        f'<section class="panel"><h2>{heading}</h2><p class="soft">{words}</p>'
         f'<div class="grid">{"".join(cards)}</div></section>'
     )
+
+
+def _failed(root: Path) -> str:
+    """Items whose second pass failed, and why."""
+    failed = [r for r in RunFolder(root).second().all() if r["status"] == "failed"]
+    if not failed:
+        return ""
+    lines = "".join(
+        f'<li class="error"><code>{escape(r["id"])}</code> {escape((r.get("error") or {}).get("message", ""))}</li>'
+        for r in failed
+    )
+    return f'<section class="panel"><h2>Failed in the second pass</h2><ul class="notes">{lines}</ul></section>'
 
 
 def _gallery(items: Sequence[Item]) -> str:

@@ -9,7 +9,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from skydelta.errors import ConfigError, ExitCode, SkydeltaError
 from skydelta.io.catalog import Catalog
 from skydelta.io.storage import write_bytes
 from skydelta.kernels.backend import Backend, resolve
-from skydelta.pipeline import receipts
+from skydelta.pipeline import receipts, secondpass
 from skydelta.pipeline.events import Hub, JsonLines, Listener, ProgressBar
 from skydelta.pipeline.executors.base import Executor, terminable
 from skydelta.pipeline.executors.serial import Serial
@@ -34,7 +34,7 @@ from skydelta.pipeline.plan import check_settings, peak_of
 from skydelta.pipeline.prometheus import TextFile
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.report import write_report
-from skydelta.pipeline.workflow import Workflow, load
+from skydelta.pipeline.workflow import SECOND_PASS, Workflow, load
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Outcome:
         Done before this run.
     unwritten : dict or None
         The receipt, when it could not be written.
+    place : str
+        Folder of the run where it is.
     """
 
     id: str
@@ -73,15 +75,16 @@ class Outcome:
     exit_code: int
     resumed: bool
     unwritten: dict[str, Any] | None = None
+    place: str = "items"
 
     @classmethod
-    def of(cls, receipt: dict[str, Any]) -> Outcome:
+    def of(cls, receipt: dict[str, Any], place: str = "items") -> Outcome:
         code = (receipt.get("error") or {}).get("exit_code", 0)
         kept = receipt if receipt.get("unwritten") else None
-        return cls(receipt["id"], receipt["status"], code, bool(receipt.get("resumed")), kept)
+        return cls(receipt["id"], receipt["status"], code, bool(receipt.get("resumed")), kept, place)
 
     def receipt(self, out: Path) -> dict[str, Any]:
-        found = self.unwritten or receipts.read_json(out / "items" / self.id / "receipt.json")
+        found = self.unwritten or receipts.read_json(out / self.place / self.id / "receipt.json")
         found = found or {"id": self.id, "status": "missing", "seconds": 0.0, "steps": [], "error": None}
         return found | {"resumed": True} if self.resumed else found
 
@@ -96,11 +99,14 @@ class RunResult:
     outcomes : tuple of Outcome
         One for each item of this run that came to an end, in the order of the items.
     exit_code : ExitCode
+    second : tuple of Outcome
+        Of the second pass, which all items in the folder go through.
     """
 
     out: Path
     outcomes: tuple[Outcome, ...]
     exit_code: ExitCode
+    second: tuple[Outcome, ...] = ()
 
     @property
     def receipts(self) -> tuple[dict[str, Any], ...]:
@@ -194,12 +200,16 @@ def _run(
     bound = bind(flow.steps, dict.fromkeys(wanted, str))
     items = items_of(flow.inputs, wanted, id_, flow.steps)[:limit]
     check_settings(flow, items)
+    later = secondpass.checked(flow, bound)
     backend = resolve(flow.run.device)
     folder = RunFolder(out)
     done: list[Outcome] = []
-    healthy = True
+    second: list[Outcome] = []
+    healthy = whole = True
+    combined = False
     with folder.locked(), terminable():
         folder.open(flow, overwrite)
+        (folder.root / secondpass.LIGHT_CURVES).unlink(missing_ok=True)  # no longer those of the objects
         listeners: list[Listener] = [JsonLines(folder.root / "events.jsonl")]
         if progress == "json":
             listeners.append(JsonLines(sys.stderr))
@@ -215,22 +225,60 @@ def _run(
                 receipts.write_json(folder.root / "run.json", record)
                 hub.tell("run_started", items=len(items), device=backend.name, executor=spread.description)
                 found = spread.map(Job.of(flow, folder, overwrite, hub), items)
-                with contextlib.closing(found):  # type: ignore[type-var]
-                    for receipt in found:
-                        done.append(Outcome.of(receipt))
-                        if receipt["status"] == "failed" and flow.run.on_error == "stop":
-                            break
+                stopped = _collect(found, done, flow)
+                if later and not stopped and (parts := _gathered(folder)[1]):
+                    times = {part.id: part.mjd for part in parts}
+                    combined = _written(lambda: combine(parts, folder.root, flow.run.association_radius))
+                    del parts
+                    whole = combined and _second_pass(flow, bound, folder, times, overwrite, hub, spread, second)
             finally:
                 spread.close()
         finally:
             hub.tell("run_done", items=len(done))
             hub.close()
-            healthy = finish(folder, flow.run.association_radius)
+            healthy = finish(folder, flow.run.association_radius, combined)
             folder.sweep()
     place = {item.id: n for n, item in enumerate(items)}
     done.sort(key=lambda o: place[o.id])
     code = exit_code(done, len(items))
-    return RunResult(folder.root, tuple(done), code if healthy or code else ExitCode.SOME_FAILED)
+    return RunResult(
+        folder.root, tuple(done), code if (healthy and whole) or code else ExitCode.SOME_FAILED, tuple(second)
+    )
+
+
+def _collect(found: Iterator[dict[str, Any]], into: list[Outcome], flow: Workflow, place: str = "items") -> bool:
+    """Take receipts as they come; True where a failed item has ended it before its time."""
+    with contextlib.closing(found):  # type: ignore[type-var]
+        for receipt in found:
+            into.append(Outcome.of(receipt, place))
+            if receipt["status"] == "failed" and flow.run.on_error == "stop":
+                return True
+    return False
+
+
+def _second_pass(
+    flow: Workflow,
+    bound: tuple[Bound, ...],
+    folder: RunFolder,
+    times: Mapping[str, float],
+    overwrite: bool,
+    hub: Hub,
+    spread: Executor,
+    into: list[Outcome],
+) -> bool:
+    """Take every item in the folder through the second steps, and write the light curves; False when one failed."""
+    assert flow.second is not None
+    try:
+        items = secondpass.again(flow, bound, folder)
+    except SkydeltaError as e:
+        log.error("%s", e)
+        return False
+    hub.tell("second_pass_started", items=len(items), steps=len(flow.second.steps))
+    there = folder.second()
+    job = Job.of(replace(flow.second, run=flow.run), there, overwrite, hub)
+    _collect(spread.map(job, items), into, flow, there.place)
+    made = [o.id for o in into if o.status == "done"]
+    return _written(lambda: secondpass.write_light_curves(folder, made, times)) and len(made) == len(items)
 
 
 def executor_of(flow: Workflow, bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> Executor:
@@ -274,35 +322,47 @@ def exit_code(done: Sequence[Outcome], asked: int) -> ExitCode:
     return ExitCode.NOTHING_USABLE if len(failed) == asked else ExitCode.SOME_FAILED
 
 
-def finish(folder: RunFolder, radius: float | None = None) -> bool:
+def finish(folder: RunFolder, radius: float | None = None, combined: bool = False) -> bool:
     """Write what covers all items in the folder: summary, combined catalogue, report; False when one cannot be.
 
     Parameters
     ----------
     radius : float, optional
         Of association, arcsec (`night.combine`).
+    combined : bool
+        The combined catalogue is there already.
     """
+    rows, parts = _gathered(folder, catalogs=not combined)
+    if not rows:
+        return True
+    writes: list[Callable[[], object]] = [lambda: _summarise(rows, folder.root / "summary.ecsv")]
+    if not combined:
+        writes.append(lambda: combine(parts, folder.root, radius))
+    writes.append(lambda: write_report(folder.root))
+    whole = [_written(write) for write in writes]
+    return all(whole)
+
+
+def _written(write: Callable[[], object]) -> bool:
+    """Whether something that covers all items could be written: what the items have left is worth more."""
+    try:
+        write()
+    except (OSError, SkydeltaError) as e:
+        log.error("%s", e)
+        return False
+    return True
+
+
+def _gathered(folder: RunFolder, catalogs: bool = True) -> tuple[list[dict[str, Any]], list[Part]]:
+    """Rows of the summary, and the catalogues, of all items in the folder."""
     parts: list[Part] = []
     rows = []
     for r in folder.all():
         rows.append(_summary_row(r))
         path = folder.root / "items" / r["id"] / "catalog.ecsv"
-        if r["status"] == "done" and path.is_file():
+        if catalogs and r["status"] == "done" and path.is_file():
             parts.append(Part.of(r, Catalog.load(path)))
-    if not rows:
-        return True
-    healthy = True
-    for write in (
-        lambda: _summarise(rows, folder.root / "summary.ecsv"),
-        lambda: combine(parts, folder.root, radius),
-        lambda: write_report(folder.root),
-    ):
-        try:
-            write()
-        except (OSError, SkydeltaError) as e:  # what the items have left is worth more than this
-            log.error("%s", e)
-            healthy = False
-    return healthy
+    return rows, parts
 
 
 def _summarise(rows: list[dict[str, Any]], path: Path) -> None:
@@ -333,6 +393,7 @@ def _provenance(flow: Workflow, backend: Backend, executor: str, items: tuple[Wo
         "name": flow.name,
         "version": __version__,
         "workflow": flow.described(),
+        **({} if flow.second is None else {SECOND_PASS: flow.second.described()}),
         "files": {s.id: files for s in flow.steps if (files := s.files(flow.folder))},
         "device": {"asked": backend.asked, "used": backend.name},
         "executor": executor,

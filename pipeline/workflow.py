@@ -26,6 +26,10 @@ PAIR_BY = "pair_by"
 """Key of ``[inputs]`` that names no files: what partners have in common (`skydelta.pipeline.pairing`)."""
 
 
+SECOND_PASS = "second_pass"
+"""Key of the steps that every item goes through once the objects of all are known."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -82,6 +86,11 @@ class WorkflowFile(_Strict):
     )
     run: RunOptions = Field(default_factory=RunOptions)
     steps: list[dict[str, Any]] = Field(min_length=1, description="Stages in order.")
+    second_pass: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Stages that every item goes through once the objects of all items are known. Their inputs are "
+        "`objects`, the table of these, and the files that the item has left, by name without suffix.",
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class Workflow:
         What relative paths in the steps are relative to.
     data : dict
         The file's tables with everything that replaced a part of them: what `build` makes this workflow of elsewhere.
+    second : Workflow or None
+        The steps of the second pass, where there are some.
     """
 
     name: str
@@ -139,6 +150,7 @@ class Workflow:
     run: RunOptions
     steps: tuple[Step, ...]
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    second: Workflow | None = None
 
     def described(self) -> dict[str, Any]:
         """What decides the results, JSON-able: the steps and the version of the format."""
@@ -227,18 +239,19 @@ def build(data: Mapping[str, Any], folder: Path, label: str) -> Workflow:
         An unknown key, stage or value.
     """
     file = _checked(label, data)
-    steps = tuple(_step(label, i, raw) for i, raw in enumerate(file.steps) if _enabled(label, i, raw))
+    steps = _steps(label, "steps", file.steps)
     if not steps:
         raise ConfigError(f"{label}: steps: every step has enabled = false; at least one is needed")
     if file.run.inject:
         from skydelta.pipeline.injection import with_injections
 
         steps = with_injections(steps, file.run.inject)
-    seen: set[str] = set()
-    for i, step in enumerate(steps):
-        if step.id in seen:
-            raise ConfigError(f"{label}: steps[{i}].id: {step.id!r} is used twice; give the step an id of its own")
-        seen.add(step.id)
+        _different(label, "steps", steps)
+    second = None
+    if later := _steps(label, SECOND_PASS, file.second_pass):
+        tables = {"version": 1, "name": file.name, "steps": file.second_pass}
+        tables["run"] = {k: v for k, v in data.get("run", {}).items() if k != "inject"}
+        second = Workflow(file.name, {}, folder, file.run.model_copy(update={"inject": 0}), later, tables)
     paths = {
         name: path
         if name == PAIR_BY
@@ -247,7 +260,23 @@ def build(data: Mapping[str, Any], folder: Path, label: str) -> Workflow:
         else str(folder / path)
         for name, path in file.inputs.items()
     }
-    return Workflow(file.name, paths, folder, file.run, steps, data)
+    return Workflow(file.name, paths, folder, file.run, steps, data, second)
+
+
+def _steps(label: str, table: str, raws: Iterable[Mapping[str, Any]]) -> tuple[Step, ...]:
+    """The steps of one of the two lists, those that take part."""
+    found = ((f"{label}: {table}[{i}]", raw) for i, raw in enumerate(raws))
+    steps = tuple(_step(where, raw) for where, raw in found if _enabled(where, raw))
+    _different(label, table, steps)
+    return steps
+
+
+def _different(label: str, table: str, steps: Iterable[Step]) -> None:
+    seen: set[str] = set()
+    for i, step in enumerate(steps):
+        if step.id in seen:
+            raise ConfigError(f"{label}: {table}[{i}].id: {step.id!r} is used twice; give the step an id of its own")
+        seen.add(step.id)
 
 
 def _checked(label: str, data: Mapping[str, Any]) -> WorkflowFile:
@@ -287,16 +316,15 @@ def _absolute(path: Any) -> Any:
     return str(Path(path).absolute()) if isinstance(path, str | Path) else path
 
 
-def _enabled(label: str, index: int, raw: Mapping[str, Any]) -> bool:
+def _enabled(where: str, raw: Mapping[str, Any]) -> bool:
     """Does the step take part? One that does not is left out, as if the file did not have it."""
     value = raw.get("enabled", True)
     if not isinstance(value, bool):
-        raise ConfigError(f"{label}: steps[{index}].enabled: {value!r}; true or false is needed")
+        raise ConfigError(f"{where}.enabled: {value!r}; true or false is needed")
     return value
 
 
-def _step(label: str, index: int, raw: Mapping[str, Any]) -> Step:
-    where = f"{label}: steps[{index}]"
+def _step(where: str, raw: Mapping[str, Any]) -> Step:
     name = raw.get("stage")
     if not isinstance(name, str):
         raise ConfigError(f"{where}.stage: missing; the name of a stage is needed")
@@ -331,8 +359,8 @@ def _override(data: dict[str, Any], assignment: str) -> None:
     if not sep or not all(keys) or len(keys) < 2:
         raise ConfigError(f"--set {assignment!r}: path=value is needed, e.g. steps.match.order=3")
     value = value_of(text)
-    if keys[0] == "steps":
-        _set_step(data, keys[1:], value, f"--set {assignment!r}")
+    if keys[0] in ("steps", SECOND_PASS):
+        _set_step(data, keys[1:], value, f"--set {assignment!r}", keys[0])
         return
     if keys[0] == "inputs" and len(keys) == 2:
         data["inputs"] = _with(data.get("inputs", {}), {keys[1]: _input(keys[1], value)})
@@ -353,16 +381,16 @@ def value_of(text: str) -> Any:
         return text.strip()
 
 
-def _set_step(data: Mapping[str, Any], keys: list[str], value: Any, where: str) -> None:
-    """Set ``<id or stage>.<key>`` in the tables of a workflow."""
-    steps = data.get("steps", [])
+def _set_step(data: Mapping[str, Any], keys: list[str], value: Any, where: str, table: str = "steps") -> None:
+    """Set ``<id or stage>.<key>`` in the steps of a workflow, or in those of its second pass."""
+    steps = data.get(table, [])
     hit = [s for s in steps if s.get("id", s.get("stage")) == keys[0]]
     hit = hit or [s for s in steps if s.get("stage") == keys[0]]
     if not hit:
         known = ", ".join(str(s.get("id", s.get("stage"))) for s in steps)
-        raise ConfigError(f"{where}: no step {keys[0]!r}; the steps are {known}")
+        raise ConfigError(f"{where}: no step {keys[0]!r}; the steps are {known or 'none'}")
     if len(keys) != 2:
-        raise ConfigError(f"{where}: steps.<id or stage>.<key>=value is needed")
+        raise ConfigError(f"{where}: {table}.<id or stage>.<key>=value is needed")
     for step in hit:
         names_file = isinstance(step.get("stage"), str) and keys[1] in _files_of(step["stage"])
         step[keys[1]] = _absolute(value) if names_file else value
@@ -394,5 +422,6 @@ def schema() -> dict[str, Any]:
         variants.append(
             {"type": "object", "properties": properties, "required": ["stage"], "additionalProperties": False}
         )
-    base["properties"]["steps"]["items"] = {"oneOf": variants}
+    for table in ("steps", SECOND_PASS):
+        base["properties"][table]["items"] = {"oneOf": variants}
     return base

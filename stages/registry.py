@@ -30,6 +30,7 @@ BUILTIN = {
     "inject": "skydelta.stages.inject:Inject",
     "recover": "skydelta.stages.recover:Recover",
     "write": "skydelta.stages.write:Write",
+    "write_image": "skydelta.stages.write:WriteImage",
     "stack": "skydelta.stages.stack:Stack",
     "write_stack": "skydelta.stages.stack.write:WriteStack",
     "load_table": "skydelta.stages.tables:LoadTable",

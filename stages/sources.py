@@ -14,6 +14,7 @@ from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
+from skydelta.io.sky import icrs_pixels
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.convolve import gaussian_taps
 from skydelta.kernels.cutouts import cutouts
@@ -57,6 +58,7 @@ class SourcesConfig(StageConfig):
         "on it is a source of its own.",
     )
     negative: bool = Field(False, description="Find sources below the sky too.")
+    only_inside: bool = Field(False, description="Of the positions that are given, leave out those beyond the image.")
     apertures: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         (), description="Radii of circular apertures, px; 1, 1.5 and 2 times the FWHM of the PSF if none."
     )
@@ -148,7 +150,13 @@ class Sources(Stage[SourcesConfig]):
         self, ctx: Context, image: Exposure, width: float, radii: tuple[float, ...], positions: Catalog
     ) -> Catalog:
         x, y = pixel_positions(image, positions)
-        n, inside = len(x), _on_image(ctx, image, x, y)
+        if self.config.only_inside:
+            inside = _lies_on(image, x, y)
+            positions, x, y = positions[inside], x[inside], y[inside]
+            inside = inside[inside]
+        else:
+            inside = _on_image(ctx, image, x, y)
+        n = len(x)
         # far positions are moved to where nothing is either
         far = np.where(inside, 1.0, np.nan)
         at = np.stack([np.where(inside, x, -1e6), np.where(inside, y, -1e6)], 1)
@@ -173,7 +181,8 @@ class Sources(Stage[SourcesConfig]):
         # a position that is held has no error where something is measured at it
         held = np.where(np.isfinite(out["flux"]), 0.0, np.nan)
         out |= {"x": x, "y": y, "x_err": held, "y_err": held, "snr": out["flux"] / out["flux_err"]}
-        out["id"] = np.asarray(positions["id"]) if "id" in positions.colnames else np.arange(1, n + 1)
+        named = next((c for c in ("id", "object") if c in positions.colnames), None)
+        out["id"] = np.arange(1, n + 1) if named is None else np.asarray(positions[named])
         out |= _measured(Measurer(image, image.good()), x * far, y * far, width, radii, np.sign(out["flux"]))
         return _table(image, out, np.where(np.isfinite(out["flux"]), "forced", "none"), radii)
 
@@ -269,25 +278,27 @@ def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np
         )
     if image.wcs is None:
         raise InputError("positions: ra and dec are given, but the image has no WCS; give x and y")
-    from astropy.coordinates import SkyCoord
-
     ra, dec = column("ra", u.deg), column("dec", u.deg)
     known = np.isfinite(ra + dec) & (np.abs(dec) <= 90)
-    sky = SkyCoord(np.where(known, ra, 0), np.where(known, dec, 0), unit="deg")
-    x, y = (np.asarray(a, float) for a in image.wcs.world_to_pixel(sky))
+    x, y = icrs_pixels(image.wcs, np.where(known, ra, 0), np.where(known, dec, 0))
     return np.where(known, x, np.nan), np.where(known, y, np.nan)
 
 
+def _lies_on(image: Exposure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which positions lie on a pixel of the image, bool (n,)."""
+    h, w = image.shape
+    return (x > -0.5) & (y > -0.5) & (x < w - 0.5) & (y < h - 0.5)
+
+
 def _on_image(ctx: Context, image: Exposure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which positions lie on a pixel of the image, bool (n,); that some do not is flagged.
+    """The same; that some do not is flagged.
 
     Raises
     ------
     InputError
         None does.
     """
-    h, w = image.shape
-    inside = (x > -0.5) & (y > -0.5) & (x < w - 0.5) & (y < h - 0.5)
+    (h, w), inside = image.shape, _lies_on(image, x, y)
     n, out = len(x), int((~inside).sum())
     if n and out == n:
         known = np.isfinite(x + y)

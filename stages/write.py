@@ -111,6 +111,33 @@ class Write(Stage[WriteConfig]):
         return {"files": [out / f for f in files]}
 
 
+class WriteImageConfig(StageConfig):
+    """Where it is written."""
+
+    file: str = Field(
+        "image.fits", pattern=r"^[A-Za-z0-9][\w.+-]*\.fits$", description="Name of the file in the folder of the item."
+    )
+
+
+class WriteImage(Stage[WriteImageConfig]):
+    """Any image of a workflow into the folder of the item: SCI, VAR, DQ, PSF."""
+
+    name = "write_image"
+    version = 1
+    inputs = {"image": Port(Exposure, "what is written")}
+    outputs = {"file": Port(list, "its path, in a list")}
+
+    def products(self) -> tuple[str, ...]:
+        return (self.config.file,)
+
+    def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]
+        if ctx.out is None:
+            raise ConfigError("write_image: no folder to write to; use it in a workflow, or `skydelta.write`")
+        ctx.out.mkdir(parents=True, exist_ok=True)
+        write_hdus(ctx.out / self.config.file, exposure_hdus(image))
+        return {"file": [ctx.out / self.config.file]}
+
+
 def _stamps(images: dict[str, Array], catalog: Catalog, half: int, difference: Exposure) -> list[Any]:
     """Cubes (n, 2 half + 1, 2 half + 1) around the rows of a catalogue, NaN outside the image, their ids and places."""
     x, y = (np.rint(np.asarray(catalog[c].value, float)).astype(int) for c in ("x", "y"))

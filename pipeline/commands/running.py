@@ -115,14 +115,18 @@ def show_plan(flow: Any, id_: str | None) -> None:
     from skydelta.pipeline.plan import plan
 
     p = plan(flow, id_)
-    print_table(
-        f"plan of {flow.name}",
-        ["step", "stage", "takes", "gives"],
-        [
-            [b.step.id, b.step.stage.name, ", ".join(dict.fromkeys(b.inputs.values())), ", ".join(b.outputs.values())]
-            for b in p.bound
-        ],
-    )
+    for title, bound in ((f"plan of {flow.name}", p.bound), ("second pass, when the objects are known", p.second)):
+        if bound:
+            rows = [
+                [
+                    b.step.id,
+                    b.step.stage.name,
+                    ", ".join(dict.fromkeys(b.inputs.values())),
+                    ", ".join(b.outputs.values()),
+                ]
+                for b in bound
+            ]
+            print_table(title, ["step", "stage", "takes", "gives"], rows)
     if len(p.items) > 1:
         _show_items(p)
     click.echo(f"items: {len(p.items)} ({', '.join(i.id for i in p.items[:5])}{', ...' if len(p.items) > 5 else ''})")
@@ -172,4 +176,9 @@ def _show_result(result: RunResult, errors: bool) -> None:
     failed = sum(r["status"] == "failed" for r in result.receipts)
     if len(result.receipts) > 1:
         click.echo(f"{len(result.receipts) - failed} done, {failed} failed")
+    if result.second:
+        bad = [o.receipt(result.out) for o in result.second if o.status == "failed"]
+        click.echo(f"second pass: {len(result.second) - len(bad)} done, {len(bad)} failed")
+        for r in bad if errors else []:
+            click.echo(f"skydelta: second pass of {r['id']}: {r['error']['message']}", err=True)
     click.echo(f"report: {result.report}")

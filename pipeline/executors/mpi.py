@@ -161,7 +161,8 @@ class Mpi:
         if self.size > 1:
             self._ranks.life.enter_context(_sign_of_life(task.root, 0))
         for rank in range(1, self.size):
-            self._ranks.send(("job", task, self._device), rank)
+            if rank not in self._ranks.dead:
+                self._ranks.send(("job", task, self._device), rank)
         ready: set[int] = set()
         at_work: dict[int, WorkItem] = {}
         deaths: Counter[str] = Counter()

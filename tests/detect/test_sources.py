@@ -293,6 +293,13 @@ def test_forced_photometry(rng, figure):
     again = skydelta.detect(e, positions=Table({"ra": sky.ra.deg, "dec": sky.dec.deg}), background="none")
     np.testing.assert_allclose(again["flux"].value, got["flux"].value, rtol=1e-6)
     np.testing.assert_allclose(again["ra"].value, sky.ra.deg, atol=1e-8)
+    named = Table({"ra": [sky.ra.deg[0], 10.0, sky.ra.deg[0] - 180], "dec": [sky.dec.deg[0], -5.0, -sky.dec.deg[0]]})
+    named["object"] = ["here", "far", "opposite"]
+    only = skydelta.detect(e, positions=named, background="none", only_inside=True)
+    assert list(only["id"]) == ["here"] and only["flux"][0] == again["flux"][0]
+    assert len(skydelta.detect(e, positions=named[1:], background="none", only_inside=True)) == 0
+    every = skydelta.detect(e, positions=named, background="none")
+    np.testing.assert_array_equal(np.isfinite(every["flux"].value), [True, False, False])
 
 
 def test_positions_where_nothing_can_be_measured(rng):

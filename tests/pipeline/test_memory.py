@@ -19,8 +19,8 @@ def test_memory_is_flat_over_many_items(sums, monkeypatch, figure, executor):
     Path("t.csv").write_text("id,a,b\n" + "".join(f"i{n},1,{1 + n % 5}\n" for n in range(ITEMS)))
     held, whole = {}, runner.Outcome.of
 
-    def of(receipt):
-        outcome = whole(receipt)
+    def of(*receipt):
+        outcome = whole(*receipt)
         held[len(held)] = 0
         if len(held) in (FIRST, ITEMS):
             gc.collect()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The workflow `difference-night` through the command line: light curves against the fluxes that were simulated."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from astropy.io import fits
+from support_cli import call
+
+import skydelta
+from skydelta.errors import InputError
+from skydelta.io.catalog import Catalog
+from skydelta.io.exposure import Exposure
+from skydelta.kernels.core.tiles import Box
+from skydelta.pipeline.receipts import read_json
+from skydelta.pipeline.simulate import build
+from skydelta.pipeline.skymodel import SkyField
+from skydelta.pipeline.workflow import load
+from skydelta.stages.sources import Sources
+
+SIDE, CUTS = 192, ((0, 0), (20, 8), (32, 30), (12, 32))
+"""Visits are cut-outs of one scene whose first pixels are these (x, y): dithered by as much."""
+
+PLACES = np.array([[70.0, 110.0], [150.4, 75.7], [120.2, 165.1], [10.5, 60.0]])
+"""Variable sources, px of the scene; the last one is on the first visit alone."""
+
+CURVES = np.array([[60, 12, 0, 90], [40, 40, 40, 40], [0, 0, 35, 0], [50, 50, 50, 50]])
+"""Their signal-to-noise at each visit."""
+
+
+def expose(rng, model, gain, read_noise):
+    """Counts and the variance of a noise-free model, ADU."""
+    electrons = np.maximum(model, 0) * gain
+    image = (rng.poisson(electrons) + rng.normal(0, read_noise, model.shape)) / gain
+    return image.astype(np.float32), ((electrons + read_noise**2) / gain**2).astype(np.float32)
+
+
+def files(folder, seed=4):
+    """Four visits and a reference; true fluxes (source, visit) and places on the sky."""
+    options = {"stars": 90, "galaxies": 2, "transients": 0, "dipoles": 0, "saturated": 0, "defects": False}
+    scene = build(size=SIDE + 32, seed=seed, **options)
+    field, rng = SkyField(scene.config), np.random.default_rng(seed)
+    psf = {role: field.psf[role].pixels() for role in ("science", "reference")}
+    models = {"science": scene.science.model, "reference": scene.reference.model}
+    unit = np.array([1 / field.unit_snr(models, x, y) for x, y in PLACES])
+    fluxes = CURVES * unit[:, None]
+    for k, (i, j) in enumerate(CUTS):
+        model = models["science"] + field.draw("science", *PLACES.T, fluxes[:, k])
+        image, variance = expose(rng, model, scene.config.gain[0], scene.config.read_noise[0])
+        header = fits.Header({"MJD-OBS": 60700.0 + 0.1 * k})
+        whole = Exposure(image, variance, wcs=scene.science.wcs, psf=psf["science"], header=header)
+        skydelta.write(whole.section(Box(j, j + SIDE, i, i + SIDE)), folder / f"v{k}.fits")
+    made = scene.reference
+    skydelta.write(Exposure(made.image, made.variance, wcs=made.wcs, psf=psf["reference"]), folder / "ref.fits")
+    return fluxes, np.stack(scene.science.wcs.all_pix2world(*PLACES.T, 0), 1)
+
+
+def words(folder, out, *more):
+    given = ("--science", f"{folder}/v*.fits", "--reference", f"{folder}/ref.fits")
+    return ("run", "difference-night", *given, "-o", out, "--device", "cpu", *more)
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("night")
+    fluxes, sky = files(folder)
+    done = call(*words(folder, folder / "out"))
+    assert done.exit_code == 0, done.output
+    assert "second pass: 4 done, 0 failed" in done.stdout
+    return folder, fluxes, sky
+
+
+def products(out):
+    """All files of a run but receipts, which name times and workers, and those that the receipts are in."""
+    paths = [p for place in ("items", "second_pass") for p in (out / place).rglob("*") if p.name != "receipt.json"]
+    tables = [out / name for name in ("catalog.parquet", "objects.ecsv", "lightcurves.parquet")]
+    return {str(p.relative_to(out)): p.read_bytes() for p in (*paths, *tables) if p.is_file()}
+
+
+def curve(out, sky):
+    """The rows of the object at a place."""
+    objects, curves = Catalog.load(out / "objects.ecsv"), Catalog.load(out / "lightcurves.parquet")
+    away = np.hypot(*[(objects[c].value - at) for c, at in zip(("ra", "dec"), sky, strict=True)]) * 3600
+    assert away.min() < 0.3
+    return curves[np.asarray(curves["object"]) == objects["object"][np.argmin(away)]]
+
+
+def test_fluxes_of_every_visit(night, figure):
+    folder, fluxes, sky = night
+    pulls = []
+    for n in range(3):
+        rows = curve(folder / "out", sky[n])
+        assert list(rows["item"]) == ["v0", "v1", "v2", "v3"], "also where it was not detected, in order of time"
+        np.testing.assert_allclose(rows["mjd"].value, 60700 + 0.1 * np.arange(4))
+        assert list(np.asarray(rows["detected"])) == list(CURVES[n] > 0)
+        np.testing.assert_allclose(rows["flux_limit"].value, 5 * rows["flux_err"].value)
+        pulls += list((rows["flux"].value - fluxes[n]) / rows["flux_err"].value)
+    # 12 pulls of a standard normal: rms within these with a probability of 0.997
+    figure("difference-night: rms pull of the light curves", float(np.sqrt(np.mean(np.square(pulls)))), (0.45, 1.6))
+    figure("difference-night: largest pull", float(np.abs(pulls).max()), (0, 3.7))
+    assert list(curve(folder / "out", sky[3])["item"]) == ["v0"], "no row where the visit did not look"
+    text = (folder / "out" / "report.html").read_text()
+    assert "<h2>Light curves</h2>" in text and "Failed in the second pass" not in text
+
+
+def test_threads_leave_the_same_bytes(night, tmp_path):
+    folder, *_ = night
+    done = call(*words(folder, tmp_path / "out", "--executor", "threads", "--workers", "2"))
+    assert done.exit_code == 0, done.output
+    assert products(tmp_path / "out") == products(folder / "out")
+
+
+def test_what_is_missing_is_done_again_and_a_fault_is_said(night, tmp_path, monkeypatch):
+    folder, *_ = night
+    out = tmp_path / "out"
+    shutil.copytree(folder / "out", out)
+    shutil.rmtree(out / "items" / "v2")
+    shutil.rmtree(out / "second_pass" / "v1")
+    measure = Sources.run
+
+    def broken(self, ctx, **inputs):
+        if ctx.id == "v1":
+            raise InputError("sources: no luck")
+        return measure(self, ctx, **inputs)
+
+    monkeypatch.setattr(Sources, "run", broken)
+    done = call(*words(folder, out))
+    assert done.exit_code == 1 and "second pass of v1: sources: no luck" in done.stderr, done.output
+    assert done.stdout.count("done already") == 3 and "v2: done, " in done.stdout
+    assert set(Catalog.load(out / "lightcurves.parquet")["item"]) == {"v0", "v2", "v3"}
+    assert "<code>v1</code> sources: no luck" in (out / "report.html").read_text()
+    monkeypatch.undo()
+    done = call(*words(folder, out))
+    assert done.exit_code == 0, done.output
+    assert products(out) == products(folder / "out")
+    ended = {p.parent.name: read_json(p)["steps"] for p in (out / "second_pass").glob("*/receipt.json")}
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    last = events[max(n for n, e in enumerate(events) if e["event"] == "second_pass_started") :]
+    assert sorted(e["item"] for e in last if e["event"] == "item_resumed") == ["v0", "v2", "v3"]
+    assert set(ended) == {"v0", "v1", "v2", "v3"}
+
+
+def test_the_plan_and_references_by_footprint(night, tmp_path):
+    folder, *_ = night
+    shown = call(*words(folder, tmp_path / "out", "--dry-run"))
+    assert shown.exit_code == 0, shown.output
+    for text in ("second pass, when the objects are known", "whitened.fits", "objects.ecsv, lightcurves.parquet"):
+        assert text in shown.stdout
+    paired = call(*words(folder, tmp_path / "out", "--dry-run", "--pair-by", "sky"))
+    assert paired.exit_code == 0 and "items: 4 (v0, v1, v2, v3)" in paired.stdout, paired.output
+
+
+def test_first_steps_are_those_of_difference():
+    night, plain = load("difference-night"), load("difference")
+    assert [s.described() for s in night.steps[:-1]] == [s.described() for s in plain.steps]
+    assert plain.second is None and [s.stage.name for s in night.second.steps][2] == "sources"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("second_pass.sources.threshold=-1", "second_pass[2].sources.threshold: -1 is not above 0"),
+        ("second_pass.images.dtype=native", "no step 'images'; the steps are image, positions, sources, write_catalog"),
+        ("second_pass.sources=1", "second_pass.<id or stage>.<key>=value is needed"),
+        ("second_pass.image.inputs={path='white'}", "'white' is nothing that the items leave; known: objects,"),
+        ("second_pass.sources.inputs={image='score'}", "second_pass: steps[2] (sources): input image = 'score'"),
+        ("second_pass.positions.id=image", "second_pass[1].id: 'image' is used twice"),
+        ("steps.write.enabled=false", "second_pass: no step leaves a catalogue"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(night, tmp_path, setting, said):
+    folder, *_ = night
+    done = call(*words(folder, tmp_path / "out", "--set", setting))
+    assert done.exit_code == 2 and said in done.stderr, done.output
+    assert not (tmp_path / "out").exists()
