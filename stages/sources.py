@@ -40,6 +40,17 @@ SIGNIFICANCE = 1.0
 By simulation (3e-4 sources a pixel of S/N 5 to 200, FWHM 3.5 px, 8 images) 1 finds 99.2 % of those above S/N 7, 2 finds
 99.1 %; 99.9 % of what is found is real with either."""
 
+SHARPENED = 6.0
+"""The light is split a second time after this many times its difference from the light smoothed by the PSF's own sigma
+was added: pairs closer than one FWHM have two peaks then."""
+
+DISTINCT, LEAST_SHARE = 4.0, 0.01
+"""`SIGNIFICANCE`, and the least ``contrast``, there.
+
+By simulation as above 99.34 % instead of 99.19 % of the sources are found, and no less of the rows are real; of 400
+exponential discs, 400 de Vaucouleurs galaxies (half-light radii 2 to 10 px, photon noise) and 400 stars with the wings
+of a Moffat profile one more is split, where a significance of 3 would split tens."""
+
 FITTED = (
     "flux", "flux_err", "x_err", "y_err", "background", "chi2", "dof", "sharpness",
 )  # fmt: skip
@@ -223,24 +234,62 @@ def find(ctx: Context, image: Exposure, width: float, threshold: float, contrast
     index = xp.flatnonzero(labels)
     if not negative:
         index = index[snr.ravel()[index] > 0]
-    taps = gaussian_taps(max(SHARP * width / 2.3548, 0.2))
-    light = _smoothed(image.image, good, taps)
+    sigma = width / 2.3548
+    taps, wide = (gaussian_taps(max(k * sigma, 0.2)) for k in (SHARP, 1.0))
+    light, blurred = (_smoothed(image.image, good, t) for t in (taps, wide))
     # what is looked at from here on are the pixels of footprints, on the host
-    flat = (labels, snr, light, image.image, variances)
-    label, score, smooth, value, variance = (to_host(p.ravel()[index]) for p in flat)
+    flat = (labels, snr, light, blurred, image.image, variances)
+    label, score, smooth, beneath, value, variance = (to_host(p.ravel()[index]) for p in flat)
     pixel, sign = to_host(index), np.sign(score).astype(float)
-    line = np.concatenate([taps[:0:-1], taps])
-    noise = np.sqrt(variance.astype(float)) * float((line**2).sum())
-    peak, segment = peak_tree(pixel, image.shape, label, smooth * sign, noise, SIGNIFICANCE, contrast)
+    noise, (plain, sharp) = np.sqrt(variance.astype(float)), _filters(taps, wide)
+    peak, segment = peak_tree(pixel, image.shape, label, smooth * sign, noise * plain, SIGNIFICANCE, contrast)
+    sharpened = np.maximum(_sharpened(smooth.astype(float), beneath) * sign, 0)
+    tree = (sharpened, noise * sharp, DISTINCT, max(contrast, LEAST_SHARE))
+    peak, segment, split = _split(peak, segment, peak_tree(pixel, image.shape, segment + 1, *tree))
     n = len(peak)
     y, x = np.divmod(pixel, w)
     shape = isophotal(x, y, value * sign, variance, segment, n)
     segments = xp.zeros(h * w, np.int32)
     segments[index] = backend.asarray((segment + 1).astype(np.int32))
-    near = [to_host(cutouts(p, x[peak], y[peak], 1, np.nan)) * sign[peak, None, None] for p in (light, snr)]
-    dy, dx = subpixel(near[0])
+    near = [to_host(cutouts(p, x[peak], y[peak], 1, np.nan)) * sign[peak, None, None] for p in (light, snr, blurred)]
+    dy, dx = subpixel(np.where(split[:, None, None], _sharpened(near[0], near[2]), near[0]))
     highest = np.nanmax(near[1], axis=(1, 2)) if n else np.zeros(0)
     return Found(x[peak] + dx, y[peak] + dy, highest * sign[peak], label[peak], shape, segments.reshape(h, w))
+
+
+def _filters(taps: np.ndarray, wide: np.ndarray) -> tuple[float, float]:
+    """Noise of the smoothed light and of the sharpened one, over that of a pixel."""
+    size = max(len(taps), len(wide))
+    small, large = (np.pad(np.r_[t[:0:-1], t], size - len(t)) for t in (taps, wide))
+    small, large = (np.outer(line, line) for line in (small, large))
+    plain, sharp = (float(np.sqrt((k**2).sum())) for k in (small, _sharpened(small, large)))
+    return plain, sharp
+
+
+def _sharpened(smooth: np.ndarray, blurred: np.ndarray) -> np.ndarray:
+    return smooth + SHARPENED * (smooth - blurred)
+
+
+def _split(
+    peak: np.ndarray, segment: np.ndarray, parts: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Objects, as `peak_tree` gives them, of which some are several; the others keep their peaks.
+
+    Returns
+    -------
+    peak, segment
+        As of `peak_tree`.
+    split : bool (m,)
+        Which objects are parts of one.
+    """
+    top, part = parts
+    whole = segment[top]
+    split = np.bincount(whole, minlength=len(peak))[whole] > 1
+    lead = np.where(split, top, peak[whole])
+    order = np.argsort(lead)
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order))
+    return lead[order], place[part], split[order]
 
 
 def _smoothed(image: Array, good: Array, taps: np.ndarray) -> Array:

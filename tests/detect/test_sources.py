@@ -9,7 +9,7 @@ from astropy.io import fits
 from astropy.table import QTable, Table
 from astropy.wcs import WCS
 from click.testing import CliRunner
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, maximum_filter
 from scipy.ndimage import label as connected
 from scipy.spatial import cKDTree
 from support_sources import SIGMA, draw, exposure, flux_of
@@ -263,6 +263,57 @@ def test_pairs_in_one_footprint_are_two_sources(rng):
     np.testing.assert_array_equal(catalog.has("BLENDED")[row], [True, True, False])
     np.testing.assert_allclose(catalog["flux"].value[row], flux_of(np.array([150, 80, 60])), rtol=0.05)
     assert len(Sources(contrast=1.0, threshold=5)(exposure(image))) == 2
+
+
+def pairs(rng, n=26, spacing=40):
+    """Pairs on a lattice: x, y (m, 2), an image of them without noise."""
+    middle = np.stack(np.meshgrid(*2 * [spacing * (np.arange(n) + 0.5)]), -1).reshape(-1, 2)
+    half, angle = 0.5 * rng.uniform(0.7, 2, len(middle)) * 2.3548 * SIGMA, rng.uniform(0, 2 * np.pi, len(middle))
+    step = half[:, None] * np.c_[np.cos(angle), np.sin(angle)]
+    at = np.stack([middle + step, middle - step], 1) + rng.uniform(-0.5, 0.5, (len(middle), 1, 2))
+    snr = np.exp(rng.uniform(np.log(20), np.log(200), at.shape[:2]))
+    light = draw(np.zeros(2 * [n * spacing]), *at.reshape(-1, 2).T, flux_of(snr.ravel()))
+    return at[..., 0], at[..., 1], light
+
+
+def test_pairs_that_a_noiseless_image_shows_are_split(rng, figure):
+    """The oracle: both have their own maximum in the image before noise, matched-filtered or as it is."""
+    x, y, light = pairs(rng)
+    catalog = Sources()(exposure(light + rng.normal(0, 1, light.shape)))
+    rows = cKDTree(places(catalog))
+
+    def both(tree):
+        distance, which = tree.query(np.stack([x, y], -1))
+        return (distance < 2).all(axis=1) & (which[:, 0] != which[:, 1])
+
+    found = both(rows)
+    peaks = []
+    for image in (gaussian_filter(light, SIGMA), light):
+        top = (image == maximum_filter(image, 3)) & (image > 1e-3 * image.max())
+        peaks.append(both(cKDTree(np.argwhere(top)[:, ::-1])))
+    matched_, raw = peaks
+    assert 150 < matched_.sum() < raw.sum() < 600
+    figure("sources: pairs that the matched-filtered image shows", found[matched_].mean(), (0.995, 1))
+    figure("sources: pairs that the image shows", found[raw].mean(), (0.92, 1))
+    real = cKDTree(np.stack([x, y], -1).reshape(-1, 2)).query(places(catalog))[0] < 3
+    figure("sources: of pairs, rows that are none of them", 1 - real.mean(), 0.002)
+
+
+def test_smooth_sources_are_not_split(rng):
+    """Exponential discs with photon noise: a source each, however large."""
+    shape, at = (600, 600), np.arange(60, 590, 80)
+    light, o = np.zeros(shape), np.arange(-35, 36)
+    for y in at:
+        for x in at:
+            radius, flat, angle = rng.uniform(2, 6), rng.uniform(0.4, 1), rng.uniform(0, np.pi)
+            u = o[None] * np.cos(angle) + o[:, None] * np.sin(angle)
+            v = (o[:, None] * np.cos(angle) - o[None] * np.sin(angle)) / flat
+            disc = np.exp(-1.678 * np.hypot(u, v) / radius)
+            light[y - 35 : y + 36, x - 35 : x + 36] += 10 ** rng.uniform(3.5, 5.5) * disc / disc.sum()
+    light = gaussian_filter(light, SIGMA)
+    e = exposure(rng.poisson(light + 100) - 100.0).with_(variance=(light + 100).astype(np.float32))
+    catalog = Sources(contrast=0.01)(e)
+    assert len(at) ** 2 - 2 <= len(catalog) <= len(at) ** 2 + 1
 
 
 # positions
