@@ -9,10 +9,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from skydelta.errors import InputError
 from skydelta.pipeline.reportitem import Item, Step, number, pill, section
 from skydelta.pipeline.reportnight import night
-from skydelta.pipeline.reportstyle import CSS
+from skydelta.pipeline.reportstyle import CSS, SORT
 
 DETAILED = 24
 """At most this many items are shown with pictures, failed and flagged ones first; the table lists all."""
@@ -89,6 +91,8 @@ def _page(run: dict[str, Any], items: Sequence[Item], root: Path) -> str:
         )
     body += [section(item, root) for item in shown]
     body += ["</main>", "<footer>Rows of every picture are drawn upwards: row 0 is the lowest.</footer>"]
+    if len(items) > 1:
+        body.append(f"<script>\n{SORT}\n</script>")
     title = f"skydelta: {run.get('name', 'run')}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -126,14 +130,22 @@ def _table(items: Sequence[Item], shown: set[str]) -> str:
         name = escape(item.id)
         if item.id in shown:
             name = f'<a href="#item-{escape(item.id, quote=True)}">{name}</a>'
-        figures = "".join(f'<td class="num">{escape(number(item.metric(m)))}</td>' for m in COLUMNS)
+        figures = "".join(_figure(item.metric(m), number(item.metric(m))) for m in COLUMNS)
         flags = escape(", ".join(item.flags)) or "–"
         rows.append(
-            f"<tr><td>{name}</td><td>{pill(item.state)}</td>{figures}"
-            f'<td class="num">{item.seconds:.2f}</td><td>{flags}</td></tr>'
+            f'<tr><td>{name}</td><td data-value="{URGENCY[item.state]}">{pill(item.state)}</td>{figures}'
+            f"{_figure(item.seconds, f'{item.seconds:.2f}')}<td>{flags}</td></tr>"
         )
     return (
-        '<section class="panel"><h2>Items</h2><div class="wide" tabindex="0" role="region" aria-label="Items"><table>'
-        f'<tr><th>item</th><th>status</th>{head}<th class="num">seconds</th><th>flags</th></tr>{"".join(rows)}'
-        "</table></div></section>"
+        '<section class="panel"><h2>Items</h2><div class="wide" tabindex="0" role="region" aria-label="Items">'
+        '<table class="sortable"><thead>'
+        f'<tr><th>item</th><th>status</th>{head}<th class="num">seconds</th><th>flags</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
     )
+
+
+def _figure(value: Any, text: str) -> str:
+    """A cell with a number, by which the table can be sorted; one without has no value."""
+    known = isinstance(value, int | float | np.number) and np.isfinite(value)
+    exact = f' data-value="{float(value):.9g}"' if known else ""
+    return f'<td class="num"{exact}>{escape(text)}</td>'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The style sheet of the report: one column of panels that follows the reader's light or dark setting."""
+"""The style sheet of the report, panels that follow the reader's light or dark setting, and the script of its table."""
 
 CSS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--panel:#fff;--ink:#1b2330;--soft:#5a6577;--line:#dde2ea;--sky:#eef1f6;
@@ -28,6 +28,9 @@ th,td{text-align:left;padding:6px 14px 6px 0;border-bottom:1px solid var(--line)
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 td.num,th.num{text-align:right}
 tr:last-child td{border-bottom:0}
+th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer}
+th[aria-sort=ascending] button::after{content:" \\25b2"}
+th[aria-sort=descending] button::after{content:" \\25bc"}
 .status{display:inline-block;border-radius:99px;padding:1px 10px;font-size:13px;font-weight:600;
 border:1px solid currentColor;white-space:nowrap}
 .done{color:var(--good)}.failed{color:var(--bad)}.flagged{color:var(--warn)}
@@ -68,3 +71,30 @@ summary{cursor:pointer;color:var(--accent)}
 footer{max-width:1200px;margin:0 auto;padding:4px 20px 32px;color:var(--soft);font-size:13px}
 @media(max-width:520px){main,header,footer{padding-left:12px;padding-right:12px}.panel{padding:14px 12px}}
 """.strip()
+
+SORT = """
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
+  const words = new Intl.Collator("en", {numeric: true}).compare;
+  heads.forEach((head, column) => {
+    const numbers = rows.some(row => row.cells[column].dataset.value !== undefined);
+    const value = row => numbers ? parseFloat(row.cells[column].dataset.value) : row.cells[column].textContent;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      const known = rows.filter(row => !numbers || !isNaN(value(row)));
+      known.sort((a, b) => sign * (numbers ? value(a) - value(b) : words(value(a), value(b))));
+      body.append(...known, ...rows.filter(row => !known.includes(row)));
+    });
+  });
+}
+""".strip()
+"""Sorts the rows of a table by the column whose heading is pressed, the other way round when it is pressed again.
+
+Cells with ``data-value`` count as that number; those without one, in a column that has some, come last either way.
+"""

@@ -61,7 +61,7 @@ def test_needs_no_other_file_and_no_network(finished, page):
     for image in page.images:
         assert image["src"].startswith("data:image/png;base64,")
         assert image["alt"]
-    assert "script" not in page.tags
+    assert page.tags.count("script") == text.count("<script>") == 1, "that of the table of items, in the file itself"
     assert not re.search(r"https?://", text)
     assert "@import" not in text and "url(" not in text
 
@@ -111,7 +111,7 @@ def test_names_are_escaped(run_copy):
     receipt["steps"][0]["metrics"]["<b>"] = "<i>"
     path.write_text(json.dumps(receipt))
     page = Page(write_report(run_copy).read_text())
-    assert "script" not in page.tags
+    assert page.tags.count("script") == 1, "that of the table of items"
     assert "<script>alert('x')</script> & more" in " ".join(page.text)
 
 
