@@ -60,8 +60,8 @@ class Backend:
     def ndimage(self) -> ModuleType:
         return _module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
-    def solve_positive(self, a: Array, b: Array) -> Array:
-        """x of a x = b for a symmetric, positive definite float64 matrix (n, n), by Cholesky: float64 (n,).
+    def cholesky(self, a: Array) -> Array:
+        """Lower factor of a symmetric, positive definite float64 matrix (n, n).
 
         Raises
         ------
@@ -69,10 +69,14 @@ class Backend:
             Not positive definite; unasked, cupy would not look.
         """
         if not self.is_gpu:
-            linalg = _module("scipy.linalg")
-            return linalg.cho_solve(linalg.cho_factor(a, lower=True, check_finite=False), b, check_finite=False)
+            return _module("scipy.linalg").cholesky(a, lower=True, check_finite=False)
         with _module("cupyx").errstate(linalg="raise"):
-            factor = cupy().linalg.cholesky(a)
+            return cupy().linalg.cholesky(a)
+
+    def cholesky_solve(self, factor: Array, b: Array) -> Array:
+        """x of L L^T x = b with a factor of `cholesky`: float64, of b's shape (n,) or (n, k)."""
+        if not self.is_gpu:
+            return _module("scipy.linalg").cho_solve((factor, True), b, check_finite=False)
         triangular = _module("cupyx.scipy.linalg").solve_triangular
         half = triangular(factor, b, lower=True, check_finite=False)
         return triangular(factor, half, trans=1, lower=True, check_finite=False)

@@ -7,8 +7,9 @@ y_s, and the system is A = sum_s (phi_s phi_s^T) kron Q_s. Rejecting a stamp tou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
@@ -29,9 +30,12 @@ BASIS = register(
     )
 )
 
-BUDGET = {"cpu": 8 << 20, "cuda": 64 << 20}
+BUDGET = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Bytes of weighted planes held at once, 56 of 31 x 31 px float64 for each stamp: what stays in the cache of a CPU, and
 what keeps a device busy. Twice as much goes to the unweighted ones."""
+
+PIVOT = 1e-10
+"""Smallest pivot of a matrix with unit diagonal that is taken to have full rank; rounding makes none above 1e-13 n."""
 
 
 def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.ndarray) -> Array:
@@ -193,7 +197,7 @@ class System:
         one, two = np.triu_indices(n_p)
         pair = np.empty((n_p, n_p), np.int64)
         pair[one, two] = pair[two, one] = np.arange(len(one))
-        self.sums, self._terms, self._backend = sums, n_p, backend
+        self.sums, self.layout, self._terms, self._backend = sums, layout, n_p, backend
         # every stamp's products of two spatial terms, its terms, and a 1 for the target: one upload
         self._factors = backend.asarray(
             np.concatenate([phi[:, one] * phi[:, two], phi, np.ones((len(phi), 1))], axis=1)
@@ -226,6 +230,10 @@ class System:
         """Of every stamp, per pixel: float64 (n,)."""
         return self.sums.chi2(self._rows @ self._spread(a))
 
+    def solve(self, use: np.ndarray) -> Solution:
+        """With the stamps of ``use``, bool (n,) on the host."""
+        return solve(*self.assemble(use))
+
     def undiluted(self, solution: Solution, use: np.ndarray) -> Array:
         """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
 
@@ -236,7 +244,7 @@ class System:
         level = self.sums.level[:, None] * self._weights(use)
         table = self._spread(solution.parameters)[: self._terms]
         noise = ((self._phi * level).T @ self._phi) @ table @ self.sums.gram.T
-        return solution.parameters + solution.covariance @ noise.take(self._place)
+        return solution.parameters + solution.inverse(noise.take(self._place))
 
     def _spread(self, a: Array) -> Array:
         """A parameter vector as coefficients (n_p + 1, t + 1) of spatial by local terms, and -1 for the target."""
@@ -249,44 +257,70 @@ class System:
 
 @dataclass(frozen=True)
 class Solution:
-    """Parameters, covariance (both where the system is) and how well determined they are."""
+    """Parameters of a symmetric system, where the system is, and how well determined they are.
+
+    Attributes
+    ----------
+    parameters : float64 (n,)
+    rank : int
+        Directions that take part.
+    inverse : callable
+        The inverse of the matrix over these directions, times a float64 (n,) or (n, k).
+    matrix, scale : float64 (n, n), (n,)
+        The matrix with columns and rows scaled to unit diagonal, and the factors that do it.
+    """
 
     parameters: Array
-    covariance: Array
-    condition: float
     rank: int
+    inverse: Callable[[Array], Array]
+    matrix: Array
+    scale: Array
+
+    @cached_property
+    def covariance(self) -> Array:
+        """float64 (n, n)."""
+        return self.inverse(backend_of(self.scale).xp.eye(len(self.scale)))
+
+    @cached_property
+    def condition(self) -> float:
+        """Of the scaled matrix over the directions that take part, by the Frobenius norm: at least the ratio of its
+        extreme eigenvalues."""
+        xp, scale = backend_of(self.scale).xp, self.scale
+        unscaled = self.covariance / xp.where(scale > 0, scale, np.inf) / xp.where(scale > 0, scale, np.inf)[:, None]
+        return float(xp.sqrt((self.matrix**2).sum() * (unscaled**2).sum()))
 
 
 def solve(a: Array, b: Array, tolerance: float = 1e-13) -> Solution:
-    """Solve the symmetric system with columns scaled to unit diagonal; small eigenvalues are cut and counted.
+    """Solve the symmetric system (n, n), (n,) with columns scaled to unit diagonal.
+
+    By Cholesky where every pivot is above `PIVOT`; else small eigenvalues are cut and counted.
 
     Parameters
     ----------
     tolerance : float
         Eigenvalues below this times the largest do not take part; ``rank`` tells how many did.
     """
-    xp = backend_of(a).xp
-    scale = _scale(xp, a)
-    values, vectors = xp.linalg.eigh(a * scale[:, None] * scale)
+    backend = backend_of(a)
+    xp = backend.xp
+    diagonal = xp.diagonal(a)
+    # 0 for a parameter that nothing depends on
+    scale = 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, np.inf))
+    matrix = a * scale[:, None] * scale
+    try:
+        factor = backend.cholesky(matrix)
+        sound = bool(xp.diagonal(factor).min() ** 2 > PIVOT)
+    except np.linalg.LinAlgError:
+        sound = False
+    if sound:
+
+        def inverse(right: Array) -> Array:
+            by = scale if right.ndim == 1 else scale[:, None]
+            return by * backend.cholesky_solve(factor, by * right)
+
+        return Solution(inverse(b), len(a), inverse, matrix, scale)
+    values, vectors = xp.linalg.eigh(matrix)
     on_host = to_host(values)
     cut = int((on_host <= tolerance * on_host[-1]).sum())  # ascending: the ones to cut come first
     vectors = vectors[:, cut:] * scale[:, None]
     covariance = (vectors / values[cut:]) @ vectors.T
-    smallest = on_host[0] if on_host[0] > 0 else on_host[cut] * tolerance
-    return Solution(covariance @ b, covariance, float(on_host[-1] / smallest), len(on_host) - cut)
-
-
-def solve_quickly(a: Array, b: Array) -> Array:
-    """The parameters alone, by Cholesky with scaled columns; falls back to `solve` when not positive definite."""
-    backend = backend_of(a)
-    scale = _scale(backend.xp, a)
-    try:
-        return scale * backend.solve_positive(a * scale[:, None] * scale, scale * b)
-    except np.linalg.LinAlgError:
-        return solve(a, b).parameters
-
-
-def _scale(xp: Any, a: Array) -> Array:
-    """What makes the diagonal 1; 0 for a parameter that nothing depends on."""
-    diagonal = xp.diagonal(a)
-    return 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, np.inf))
+    return Solution(covariance @ b, len(a) - cut, covariance.__matmul__, matrix, scale)

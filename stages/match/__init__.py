@@ -16,10 +16,20 @@ from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.kernels.backend import to_host
 from skydelta.kernels.convolve import smeared
-from skydelta.kernels.normal_equations import BUDGET, stamp_sums
+from skydelta.kernels.normal_equations import BUDGET, System, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
-from skydelta.stages.match.fit import PLAIN_ORDER, Fit, chosen_order, fit, layout, scale_varies, supported_order
+from skydelta.stages.match.fit import (
+    JUDGES,
+    PLAIN_ORDER,
+    Fit,
+    Trial,
+    chosen_order,
+    fit,
+    layout,
+    scale_varies,
+    supported_order,
+)
 from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
@@ -257,20 +267,32 @@ class Match(Stage[MatchConfig]):
             basis.transform,
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
-        one, many = (layout(basis.size, count_terms(background_order), order, varying) for varying in (False, True))
-        varies = self.config.photometric == "varying"
-        result = fit(sums, phi, many if varies else one, fitted, self.config.clip)
-        if self.config.photometric == "auto" and scale_varies(result, sums, phi, many):
-            varies, result = True, fit(sums, phi, many, fitted, self.config.clip)
+        one, many = (
+            System(sums, phi, layout(basis.size, count_terms(background_order), order, varying))
+            for varying in (False, True)
+        )
+        varies, clip = self.config.photometric == "varying", self.config.clip
+        result = fit(Trial.of(many if varies else one, fitted), fitted, clip)
+        if self.config.photometric == "auto" and order and result.used.sum() >= JUDGES * phi.shape[1]:
+            trial = Trial.of(many, result.used)
+            if scale_varies(result, trial):
+                varies, result = True, fit(trial, fitted, clip)
         ctx.metric("flux_ratio_varies", varies and order > 0)
-        kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
+        kernel = _kernel(direction, images, result, order, background_order, domain)
         left = residuals(kernel, stamps, chosen)
         varied = changed(left, weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
             # what has changed on a star is no business of the kernel's
-            result = fit(sums, phi, result.layout, fitted & ~varied, self.config.clip)
-            kernel = _kernel(direction, images, result, phi, chosen, order, background_order, domain)
+            fitted = fitted & ~varied
+            result = fit(Trial.of(result.system, result.used & fitted), fitted, clip)
+            kernel = _kernel(direction, images, result, order, background_order, domain)
             left = residuals(kernel, stamps, chosen)
+        kernel = replace(
+            kernel,
+            covariance=to_host(result.solution.covariance),
+            condition=result.solution.condition,
+            **_judged(chosen, result.chi2, result.used, phi @ (images.sum(axis=(1, 2)) @ kernel.coefficients)),
+        )
         ctx.metric("stamps_changed", int(varied.sum()))
         field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
         _report(ctx, kernel, slope, width)
@@ -292,34 +314,22 @@ def _noise_gram(images: np.ndarray, correlation: np.ndarray | None) -> np.ndarra
 
 
 def _kernel(
-    direction: str,
-    images: np.ndarray,
-    result: Fit,
-    phi: np.ndarray,
-    chosen: Selection,
-    order: int,
-    background_order: int,
-    domain: Domain,
+    direction: str, images: np.ndarray, result: Fit, order: int, background_order: int, domain: Domain
 ) -> MatchKernel:
-    n_b = len(images)
-    term, spatial = (i.tolist() for i in np.nonzero(result.layout.free))
-    names = tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True))
-    coefficients = result.table[:n_b]
-    sums = phi @ (images.sum(axis=(1, 2)) @ coefficients)
+    """The kernel alone; what tells how good it is comes with the last one."""
+    n_b, free = len(images), result.system.layout
+    term, spatial = (i.tolist() for i in np.nonzero(free.free))
     return MatchKernel(
         direction=direction,
         basis=images,
-        coefficients=coefficients,
+        coefficients=result.table[:n_b],
         order=order,
         background=result.table[n_b:, 0],
         background_order=background_order,
         domain=domain,
-        covariance=to_host(result.solution.covariance),
-        parameters=names,
-        condition=result.solution.condition,
+        parameters=tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True)),
         rank=result.solution.rank,
-        size=result.layout.size,
-        **_judged(chosen, result.chi2, result.used, sums),
+        size=free.size,
     )
 
 

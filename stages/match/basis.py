@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.ndimage import gaussian_filter
+from scipy.linalg import solve_triangular
+from scipy.ndimage import gaussian_filter1d
 
 DEGREES = (6, 4, 2)
 """Polynomial degree that multiplies each Gaussian, narrow to wide: 28 + 15 + 6 = 49 terms."""
@@ -80,7 +81,7 @@ def gaussian_basis(width: float, half: int, degrees: tuple[int, ...] = DEGREES) 
 
 
 def orthonormal(basis: GaussianBasis, sigma: float) -> GaussianBasis:
-    """The same functions combined so that their images of a star are orthonormal (modified Gram-Schmidt).
+    """The same functions combined so that their images of a star are orthonormal.
 
     The plain terms are nearly dependent: their normal matrix loses 12 of 16 digits, and so would the kernel. Term 0
     still carries the sum, all others sum to zero.
@@ -89,21 +90,29 @@ def orthonormal(basis: GaussianBasis, sigma: float) -> GaussianBasis:
     ----------
     sigma : float
         Of the Gaussian that stands for a star of the image to convolve, px.
+
+    Notes
+    -----
+    A blurred product is the product of its blurred filters. These are few: in a basis of their span, and its products,
+    every image of a star is a short vector.
     """
-    pad, transform = int(np.ceil(3 * sigma)), basis.transform.copy()
-    images = np.pad(basis.images(), ((0, 0), (pad, pad), (pad, pad)))
-    seen = gaussian_filter(images, (0, sigma, sigma), mode="constant").reshape(basis.size, -1)
+    pad, transform = int(np.ceil(3 * sigma)), basis.transform
+
+    def short(filters: np.ndarray) -> np.ndarray:
+        blurred = gaussian_filter1d(np.pad(filters, ((0, 0), (pad, pad))), sigma, mode="constant")
+        return np.linalg.qr(blurred.T)[1].T
+
+    rows, columns = short(basis.rows), short(basis.columns)
+    products = columns[basis.pairs[:, 1], :, None] * rows[basis.pairs[:, 0], None, :]
+    seen = transform @ products.reshape(basis.size, -1)
     # term 0 last: it may lose any share of the others, which sum to zero, but none of them may take a share of it
-    for n, k in enumerate(order := [*range(1, basis.size), 0]):
-        scale = 1 / np.sqrt((seen[k] * seen[k]).sum()) if k else 1.0
-        seen[k] *= scale
-        transform[k] *= scale
-        later = order[n + 1 :]
-        # sums, not products with vectors: those of a threaded BLAS depend on its threads
-        share = (seen[later] * seen[k]).sum(axis=1)[:, None]
-        seen[later] -= share * seen[k]
-        transform[later] -= share * transform[k]
-    return replace(basis, transform=transform)
+    order = [*range(1, basis.size), 0]
+    upper = np.linalg.qr(seen[order].T)[1]
+    upper *= np.sign(np.diagonal(upper))[:, None]
+    made = np.empty_like(transform)
+    made[order] = solve_triangular(upper, transform[order], trans=1)
+    made[0] *= upper[-1, -1]
+    return replace(basis, transform=made)
 
 
 def matching_width(broad: float, sharp: float) -> float:

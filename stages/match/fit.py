@@ -9,8 +9,9 @@ import numpy as np
 from scipy.stats import chi2 as chi2_distribution
 
 from skydelta.io.field import count_terms
-from skydelta.kernels.backend import backend_of, to_host
-from skydelta.kernels.normal_equations import Layout, Solution, StampSums, System, solve, solve_quickly
+from skydelta.kernels.backend import to_host
+from skydelta.kernels.normal_equations import Layout, Solution, System
+from skydelta.stages.robust import median
 
 SHARED = 0.5
 """Chi2 per pixel below which the noise of the two images is not independent (one is part of the other): the correction
@@ -57,7 +58,7 @@ class Fit:
     """
 
     solution: Solution
-    layout: Layout
+    system: System
     table: np.ndarray
     chi2: np.ndarray
     plain: np.ndarray
@@ -85,61 +86,67 @@ def layout(n_basis: int, n_background: int, order: int, varying_scale: bool) -> 
     return Layout(free)
 
 
-def fit(sums: StampSums, phi: np.ndarray, free: Layout, candidates: np.ndarray, clip: float) -> Fit:
-    """Fit and clip until no stamp is an outlier.
+@dataclass(frozen=True)
+class Trial:
+    """A system solved with some of the stamps (bool (n,)), and the chi2 per pixel that every stamp then has."""
+
+    system: System
+    used: np.ndarray
+    solution: Solution
+    chi2: np.ndarray
+
+    @classmethod
+    def of(cls, system: System, used: np.ndarray) -> Trial:
+        solution = system.solve(used)
+        return cls(system, used, solution, to_host(system.chi2(solution.parameters)))
+
+
+def fit(trial: Trial, candidates: np.ndarray, clip: float) -> Fit:
+    """Fit and clip until the stamps in use are those that are no outliers.
 
     Parameters
     ----------
-    phi : float64 (n, n_p)
-        Spatial terms at the stamps.
+    trial : Trial
+        The first one: of the candidates, or of those that a fit before this one has left.
     candidates : bool (n,)
         Stamps that may take part (not held out).
     clip : float
         Robust standard deviations of the per-stamp chi2 above its median beyond which a stamp is dropped.
     """
-    system = System(sums, phi, free)
-    used = candidates
     for _ in range(PASSES):
-        a, b = system.assemble(used)
-        chi2 = to_host(system.chi2(solve_quickly(a, b)))
-        centre = np.median(chi2[used])
-        scatter = max(1.4826 * np.median(np.abs(chi2[used] - centre)), FLOOR * centre)
-        outlier = used & (chi2 > centre + clip * scatter)
-        left = used & ~outlier
-        if not outlier.any() or left.sum() < max(2, candidates.sum() // 2):
+        left = candidates & (trial.chi2 <= _limit(trial.chi2[trial.used], clip))
+        if np.array_equal(left, trial.used) or left.sum() < max(2, candidates.sum() // 2):
             break
-        used = left
-    else:
-        a, b = system.assemble(used)
-    solution = solve(a, b)
-    best = (solution.parameters, system.undiluted(solution, used))
-    # with and without the correction for noise in one way to the host; the chi2 tell which of them holds
-    made = to_host(backend_of(a).xp.concatenate([*map(system.chi2, best), *best]))
-    chi2, parameters = made[: 2 * len(phi)].reshape(2, -1), made[2 * len(phi) :].reshape(2, -1)
-    shared = bool(np.median(chi2[0][used]) < SHARED)
-    which = 0 if shared else 1
-    return Fit(solution, free, free.table(parameters[which]), chi2[which], chi2[0], used, shared)
+        trial = Trial.of(trial.system, left)
+    system, used, plain = trial.system, trial.used, trial.chi2
+    shared = bool(median(plain[used]) < SHARED)
+    best, chi2 = trial.solution.parameters, plain
+    if not shared:
+        best = system.undiluted(trial.solution, used)
+        chi2 = to_host(system.chi2(best))
+    return Fit(trial.solution, system, system.layout.table(to_host(best)), chi2, plain, used, shared)
 
 
-def scale_varies(result: Fit, sums: StampSums, phi: np.ndarray, free: Layout) -> bool:
+def _limit(chi2: np.ndarray, clip: float) -> float:
+    """Largest chi2 of a stamp that is no outlier."""
+    centre = median(chi2)
+    return float(centre + clip * max(1.4826 * median(np.abs(chi2 - centre)), FLOOR * centre))
+
+
+def scale_varies(result: Fit, trial: Trial) -> bool:
     """Whether the stamps ask for a photometric scale that varies: the likelihood ratio of two nested fits.
 
     Its fall in chi2, in units of the noise left, would follow a chi2 distribution with a degree of freedom for each
-    parameter more (Wilks 1938). Both fits are those of the same stamps.
+    parameter more (Wilks 1938).
 
     Parameters
     ----------
     result : Fit
         With one flux ratio for the field.
-    free : Layout
-        With a ratio that varies.
+    trial : Trial
+        With a ratio that varies, of the same stamps.
     """
-    more = free.size - result.layout.size
-    if not more or result.used.sum() < JUDGES * phi.shape[1]:
-        return False
-    system = System(sums, phi, free)
-    varied = to_host(system.chi2(solve_quickly(*system.assemble(result.used))))
-    pixels = to_host(sums.pixels)
-    fall = float(((result.plain - varied) * pixels)[result.used].sum())
-    noise = max(1.0, float(np.median(varied[result.used])))
-    return fall > noise * float(chi2_distribution.isf(CHANCE, more))
+    pixels = to_host(trial.system.sums.pixels)
+    fall = float(((result.plain - trial.chi2) * pixels)[result.used].sum())
+    noise = max(1.0, float(median(trial.chi2[result.used])))
+    return fall > noise * float(chi2_distribution.isf(CHANCE, trial.system.layout.size - result.system.layout.size))

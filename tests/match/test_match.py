@@ -12,7 +12,7 @@ from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.normal_equations import System, solve, stamp_sums
 from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width, orthonormal
-from skydelta.stages.match.fit import chosen_order, fit, layout, supported_order
+from skydelta.stages.match.fit import Trial, chosen_order, fit, layout, supported_order
 from skydelta.stages.match.registration import SEARCH, near_pairs
 from skydelta.stages.recover import forced_fluxes
 
@@ -78,6 +78,16 @@ def test_a_deficient_matrix_is_cut_and_counted():
     solution = solve(a, np.array([1.0, 2.0, 3.0, 3.0]))
     assert solution.rank == 3
     np.testing.assert_allclose(a @ solution.parameters, [1, 2, 3, 3], atol=1e-9)
+    np.testing.assert_allclose(solution.covariance, np.linalg.pinv(a), atol=1e-12)
+    assert solution.condition == pytest.approx(np.sqrt(6) * np.sqrt(2.25), rel=1e-9)  # eigenvalues 1, 1, 2, 0
+
+
+def test_the_condition_is_that_of_the_scaled_matrix():
+    a = np.random.default_rng(4).normal(0, 1, (9, 40))
+    a *= np.logspace(0, 6, 9)[:, None]
+    solution = solve(a @ a.T, np.ones(9))
+    scale = 1 / np.sqrt(np.diag(a @ a.T))
+    assert solution.condition == pytest.approx(np.linalg.cond(a @ a.T * scale * scale[:, None], "fro"), rel=1e-9)
 
 
 def test_the_true_kernel_is_recovered():
@@ -214,8 +224,20 @@ def test_widths_and_sizes():
 def test_clipping_stops_before_half_is_gone():
     rng = np.random.default_rng(14)
     basis, *_, sums, phi = sums_of(rng, n=12)
-    result = fit(sums, phi, layout(basis.size, 3, 1, False), np.ones(12, bool), 0.01)
+    every = np.ones(12, bool)
+    result = fit(Trial.of(System(sums, phi, layout(basis.size, 3, 1, False)), every), every, 0.01)
     assert result.used.sum() >= 6
+
+
+def test_a_stamp_dropped_by_an_earlier_fit_comes_back_when_it_agrees():
+    """The clipping ends where the stamps in use are those within the limit, whatever it began with."""
+    rng = np.random.default_rng(15)
+    basis, *_, sums, phi = sums_of(rng, n=12)
+    every, system = np.ones(12, bool), System(sums, phi, layout(basis.size, 3, 1, False))
+    begun = np.arange(12) != 4
+    result = fit(Trial.of(system, begun), every, 50.0)
+    np.testing.assert_array_equal(result.used, every)
+    np.testing.assert_array_equal(result.plain, fit(Trial.of(system, every), every, 50.0).plain)
 
 
 def test_an_image_minus_itself_is_nothing():
