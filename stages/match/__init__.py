@@ -282,9 +282,9 @@ class Match(Stage[MatchConfig]):
         left = residuals(kernel, stamps, chosen)
         varied = changed(left, weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
-            # what has changed on a star is no business of the kernel's
+            # what has changed on a star is no business of the kernel's; which others it led to drop is open again
             fitted = fitted & ~varied
-            result = fit(Trial.of(result.system, result.used & fitted), fitted, clip)
+            result = fit(Trial.of(result.system, fitted), fitted, clip)
             kernel = _kernel(direction, images, result, order, background_order, domain)
             left = residuals(kernel, stamps, chosen)
         kernel = replace(
