@@ -15,12 +15,15 @@ from urllib.request import url2pathname
 import numpy as np
 
 from skydelta.errors import InputError
+from skydelta.io.direct import Direct
 from skydelta.io.remote import open_url, shown
 from skydelta.io.storage import SPAN, Content, Memory, expanded, open_path
 from skydelta.io.stores import STORES, open_object
+from skydelta.kernels.backend import Array, Backend
 
 ROUTES = {
     "posix": "positioned reads of a local file",
+    "kvikio": "KvikIO, from a local file into device memory",
     "http": "range requests to a web server",
     "object store": "ranges of an object, through fsspec",
     "file object": "seek and read on an open binary file, one at a time",
@@ -45,18 +48,29 @@ class Counted:
         A key of `ROUTES`.
     reads, bytes : int
         Calls so far and the bytes that they gave.
+    device_reads, device_bytes : int
+        The same of what KvikIO has read into a device.
     """
 
-    def __init__(self, content: Content, route: str) -> None:
-        self._content, self.route = content, route
+    def __init__(self, content: Content, route: str, direct: Direct | None = None) -> None:
+        self._content, self.route, self._direct = content, route, direct
         self.size, self.span = content.size, content.span
-        self.reads = self.bytes = 0
+        self.reads = self.bytes = self.device_reads = self.device_bytes = 0
         self._lock = threading.Lock()
 
     def _count(self, got: int) -> None:
         with self._lock:
             self.reads += 1
             self.bytes += got
+
+    def to_device(self, offset: int, size: int, backend: Backend) -> Array | None:
+        """uint8 (size,) on a device, fewer only at the end of the file; None where that takes host memory."""
+        out = None if self._direct is None else self._direct.read(offset, size, backend)
+        if out is not None:
+            with self._lock:
+                self.device_reads += 1
+                self.device_bytes += len(out)
+        return out
 
     def read(self, offset: int, size: int) -> bytes:
         data = self._content.read(offset, size)
@@ -81,6 +95,8 @@ class Counted:
 
     def close(self) -> None:
         self._content.close()
+        if self._direct is not None:
+            self._direct.close()
 
 
 class _Object:
@@ -141,7 +157,7 @@ def open_source(source: Any) -> tuple[Content, Counted, str]:
         Missing, empty, unreadable, or a kind of URL that cannot be read.
     """
     raw, route, label = _open(source)
-    counted = Counted(raw, route)
+    counted = Counted(raw, route, Direct(_local(source), raw.size) if route == "posix" else None)
     try:
         return expanded(counted, label), counted, label
     except BaseException:
@@ -166,8 +182,13 @@ def _open(source: Any) -> tuple[Content, str, str]:
                 f"{shown(source)}: {scheme} cannot be read; http, https, {', '.join(STORES)}, file URLs and paths can "
                 "(object stores give out https URLs)"
             )
-        source = url2pathname(urlsplit(source).path)
-    return open_path(Path(source)), "posix", str(source)
+        return open_path(_local(source)), "posix", str(_local(source))
+    return open_path(_local(source)), "posix", str(source)
+
+
+def _local(source: str | Path) -> Path:
+    """Path of a file, given as one or as a file URL."""
+    return Path(url2pathname(urlsplit(str(source)).path) if is_url(source) else source)
 
 
 def _of_object(file: Any, label: str) -> Content:
@@ -191,8 +212,13 @@ def summary(opened: Iterable[Counted]) -> dict[str, dict[str, int]]:
     """Files, reads and bytes by route, JSON-able."""
     out: dict[str, dict[str, int]] = {}
     for counted in opened:
-        entry = out.setdefault(counted.route, {"files": 0, "reads": 0, "bytes": 0})
-        entry["files"] += 1
-        entry["reads"] += counted.reads
-        entry["bytes"] += counted.bytes
+        for route, reads, size in (
+            (counted.route, counted.reads, counted.bytes),
+            ("kvikio", counted.device_reads, counted.device_bytes),
+        ):
+            if reads or route == counted.route:
+                entry = out.setdefault(route, {"files": 0, "reads": 0, "bytes": 0})
+                entry["files"] += 1
+                entry["reads"] += reads
+                entry["bytes"] += size
     return out

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from skydelta.errors import AlgorithmError, DeviceError
+from skydelta.errors import AlgorithmError, ConfigError, DeviceError
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
 
 PROBE = 1 << 20
 """Bytes of the file that is written and read again to see the route."""
-
-NVIDIA_FS = Path("/proc/driver/nvidia-fs")
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,8 @@ class Finding:
 
 def examine(device: str = "auto") -> list[Finding]:
     """Look at the machine: device, CUDA, storage, MPI, threads, versions, caches."""
-    return [_device(device), _cuda(), _reading(), *_optional(), _threads(), _blas(), *_versions(), _cache()]
+    machine = [_device(device), _cuda(), _reading(), _to_devices(), *_optional()]
+    return [*machine, _threads(), _blas(), *_versions(), _cache()]
 
 
 def _device(asked: str) -> Finding:
@@ -62,7 +61,7 @@ def _cuda() -> Finding:
 
 
 def _reading() -> Finding:
-    """The route that a local file takes, shown by reading one, and why not straight to a device."""
+    """The route that a local file takes, shown by reading one."""
     from skydelta.io.routes import ROUTES, open_source
     from skydelta.io.stores import STORES
 
@@ -74,20 +73,38 @@ def _reading() -> Finding:
             content.read(0, PROBE)
         finally:
             content.close()
-    driver = "loaded" if NVIDIA_FS.exists() else "not loaded"
     return Finding(
         "reading",
         f"{counted.route}: {ROUTES[counted.route]} (a probe: {counted.reads} reads, {counted.bytes} bytes); "
         f"URLs: {', '.join(('http', *STORES))}",
-        f"pixels are decoded on the host, so files are read into host memory; nvidia-fs driver: {driver}, not used",
+        "files are read into host memory",
     )
+
+
+def _to_devices() -> Finding:
+    """How bytes of files would come into device memory, shown by what KvikIO and its driver have counted in a probe."""
+    from skydelta.io import direct
+
+    driver = f"nvidia-fs driver: {'loaded' if direct.NVIDIA_FS.exists() else 'not loaded'}"
+    try:
+        found = direct.probe()
+    except ConfigError as e:
+        return Finding("reading to devices", "", str(e), refused=True)
+    if not found.usable:
+        return Finding("reading to devices", "page-locked host memory", f"{found.why}; {driver}")
+    seen = found.seen
+    counted = [f"{name} {size} bytes" for name, size in seen["by_backend"].items()]
+    counted += [f"nvidia-fs {key} +{n}" for key, n in seen["nvidia_fs"].items() if n]
+    mode = "compatibility mode" if seen["compatibility_mode"] else "cuFile"
+    said = f"{driver}; a probe: {', '.join(counted) or 'no counters in this release'}"
+    return Finding("reading to devices", f"KvikIO {seen['version']}, {mode}", said)
 
 
 def _optional() -> list[Finding]:
     out = []
     for module, package, use in (
         ("cupy", "cupy-cuda13x", "GPU kernels"),
-        ("kvikio", "kvikio-cu13", "GPUDirect Storage; no reader uses it yet"),
+        ("kvikio", "kvikio-cu13", "GPUDirect Storage"),
         ("mpi4py", "mpi4py", "the executor mpi"),
         ("s3fs", "s3fs", "s3 URLs"),
     ):

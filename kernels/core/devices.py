@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numba
+import numpy as np
 
 from skydelta.errors import DeviceError
 from skydelta.kernels.backend import Array, Backend, backend_of, cuda_device_count, cupy
@@ -87,6 +88,14 @@ def streams(device: Backend, count: int) -> list[Any]:
         return [None] * count
     with active(device):
         return [cupy().cuda.Stream(non_blocking=True) for _ in range(count)]
+
+
+def pinned(size: int) -> np.ndarray:
+    """uint8 (size,) of page-locked host memory, which a device copies from without staging; uninitialised.
+
+    It comes from a pool and goes back there when the array is collected: wait for copies from it before.
+    """
+    return np.frombuffer(cupy().cuda.alloc_pinned_memory(max(size, 1)), np.uint8, size)
 
 
 def copy_to(array: Array, device: Backend) -> Array:

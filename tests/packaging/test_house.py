@@ -15,7 +15,7 @@ LAZY = {
     "cupy": "kernels/backend.py",
     "cupyx": "kernels/backend.py",
     "fsspec": "io/stores.py",
-    "kvikio": "io/storage.py",
+    "kvikio": "io/direct.py",
     "dask": "pipeline/executors/dask.py",
     "distributed": "pipeline/executors/dask.py",
     "mpi4py": "pipeline/executors/mpi.py",

@@ -246,7 +246,8 @@ def test_doctor_says_what_is_used_and_why(skydelta):
     assert re.match(rf"posix: .*\d reads, {doctor.PROBE + 8} bytes", found["reading"].value), (
         "and eight to see its kind"
     )
-    assert "decoded on the host" in found["reading"].verdict
+    assert "into host memory" in found["reading"].verdict
+    assert found["reading to devices"].value == "page-locked host memory"
 
 
 def test_doctor_refuses_a_missing_device_and_the_unsafe_thread_layer(skydelta, monkeypatch):

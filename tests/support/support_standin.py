@@ -49,6 +49,12 @@ class OnDevice(np.ndarray):
         """On the host."""
         return np.array(strip(self))
 
+    def set(self, array, stream=None):
+        """From the host."""
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ValueError(f"{array.dtype} {array.shape} set into {self.dtype} {self.shape}")
+        strip(self)[...] = array
+
     def tolist(self):
         raise TypeError("a device array is copied to the host first")
 
@@ -153,7 +159,10 @@ class Cupy(Namespace):
     def __init__(self):
         super().__init__(np)
         runtime = types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1)
-        self.cuda = types.SimpleNamespace(Device=_Device, runtime=runtime)
+        self.cuda = types.SimpleNamespace(
+            Device=_Device, runtime=runtime, Stream=_Stream, get_current_stream=_Stream,
+            alloc_pinned_memory=lambda size: memoryview(bytearray(b"\xa5") * size),
+        )  # fmt: skip
         self.freed = 0
 
     def get_default_memory_pool(self):
@@ -161,6 +170,22 @@ class Cupy(Namespace):
             self.freed += 1
 
         return types.SimpleNamespace(free_all_blocks=free)
+
+
+class _Stream(contextlib.nullcontext):
+    """Everything has ended when the call returns."""
+
+    def __init__(self, non_blocking=False):
+        super().__init__()
+
+    def synchronize(self):
+        pass
+
+    def record(self):
+        return self
+
+    def wait_event(self, event):
+        pass
 
 
 class _Device(contextlib.nullcontext):
