@@ -35,7 +35,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 from skydelta.kernels.dither import COUNT
+
+SPEC = register(
+    KernelSpec(
+        name="decode",
+        twin="skydelta.kernels.cpu.decode:decode",
+        launch="skydelta.kernels.cuda.decode:decode",
+        reference="skydelta.kernels.cpu.reference_decode:decode",
+        entries=(
+            CudaEntry("decode.cu", "rice_tiles", (("8",), ("16",), ("32",))),
+            CudaEntry("decode.cu", "stored_tiles"),
+        ),
+        halo="the tile",
+        bytes_per_pixel=6.0,
+        tolerance=Tolerance(0.0, 0.0, "integers, and steps that round alike everywhere: the same values"),
+    )
+)
 
 RAW, RICE, GZIP1, GZIP2, PLIO, HCOMPRESS = range(6)
 """Values of `Tiles.codec`."""
@@ -58,7 +75,8 @@ FAULTS = {
     9: "scale or number of bit planes is out of range",
     10: "a bit plane starts with an unknown code",
 }
-"""`Decoded.status` of a tile that could not be decoded; 0 is success. Nothing of such a tile is stored."""
+"""`Decoded.status` of a tile that could not be decoded; 0 is success. On the host nothing of such a tile is stored; a
+device stores while it decodes, so that pixels and mask of the tile are not to be used."""
 
 (OUTSIDE, SHORT, TRAILING, SELECTOR, SIZE, MAGIC, DEFLATE, LINES, PLANES, CODE) = FAULTS
 
@@ -216,7 +234,7 @@ def decode(
         Receives the pixels of the tiles that lie in it; everything else is left as it is. float32,
         ``form.native(False)`` or ``form.native(True)``.
     heap : uint8 (m,), C-contiguous
-        Where ``out`` is: on the host or on the same device. Nothing outside it is read.
+        On the host, or where ``out`` is. Nothing outside it is read, but for the rest of its first 4-byte word.
     tiles : Tiles
         On the host.
     form : Form
@@ -241,11 +259,7 @@ def decode(
     """
     corner = (0,) * out.ndim if corner is None else tuple(int(c) for c in corner)
     _check(out, heap, tiles, form, corner, mask)
-    if backend_of(out).is_gpu:
-        raise ValueError("decode: no device implementation")
-    from skydelta.kernels.cpu import decode as twin
-
-    return twin.decode(out, heap, tiles, form, corner, mask, mask_bit, threads)
+    return implementation(SPEC, backend_of(out))(out, heap, tiles, form, corner, mask, mask_bit, threads)
 
 
 def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int, ...], mask: Array | None) -> None:
@@ -261,6 +275,8 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
         raise ValueError("decode: extents of at least 1, dither below 10000 and codecs of this module are needed")
     if not 1 <= form.rice_block <= 4096 or form.rice_bytes not in (1, 2, 4):
         raise ValueError(f"decode: Rice blocks of {form.rice_block} pixels, {form.rice_bytes} bytes a pixel")
+    if backend_of(heap).is_gpu and backend_of(heap).index != (backend_of(out).index if backend_of(out).is_gpu else -1):
+        raise ValueError("decode: the heap must be on the host or where out is")
     if mask is not None and (mask.shape != out.shape or mask.dtype != np.int32 or not mask.flags.c_contiguous):
         raise ValueError("decode: mask must be int32, C-contiguous, of the shape of out")
 

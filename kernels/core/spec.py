@@ -85,6 +85,7 @@ FRONTS = (
     "background",
     "convolve",
     "cutouts",
+    "decode",
     "detect",
     "encode",
     "fit",

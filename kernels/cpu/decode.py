@@ -205,7 +205,7 @@ def _gzip(job: _Job, memory: _Scratch, start: int, stop: int, shuffled: bool) ->
         if status[i] == 0:
             at = int(tiles.offset[start + i])
             stream = job.heap[at : at + int(tiles.length[start + i])]
-            data, width[i], status[i] = _inflate(stream, int(pixels[start + i]))
+            data, width[i], status[i] = inflate(stream, int(pixels[start + i]))
         inflated.append(data)
     for t0, t1 in _alike(width, status):
         w = int(width[t0])
@@ -222,7 +222,7 @@ def _gzip(job: _Job, memory: _Scratch, start: int, stop: int, shuffled: bool) ->
         job.store(source, not shuffled, first, start + t0, start + t1, True)
 
 
-def _inflate(stream: np.ndarray, pixels: int) -> tuple[bytes, int, int]:
+def inflate(stream: np.ndarray, pixels: int) -> tuple[bytes, int, int]:
     """(bytes, bytes a pixel, status) of a gzip member; never more bytes than the tile may have."""
     if len(stream) < 18 or stream[0] != 0x1F or stream[1] != 0x8B:
         return b"", 0, MAGIC

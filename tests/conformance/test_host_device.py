@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import support_host_device
-from support_conformance import KERNELS, arguments, assert_agree, case
+from support_conformance import KERNELS, arguments, assert_agree, case, run
 
 from skydelta.kernels.core.source import Source
 from skydelta.kernels.core.spec import resolve_target
@@ -20,6 +20,7 @@ SHAPES = {
     "components": [(37, 53), (1, 1), (3, 100), (5, 1), (67, 129)],
     "cut_tiles": [(37, 53), (3, 100)],
     "cutouts": [(37, 53), (1, 1), (3, 100), (5, 200), (90, 3)],
+    "decode": [(40, 31), (37, 53), (23, 60), (50, 41), (33, 48), (29, 57), (61, 22), (1, 1), (7, 130), (5, 333)],
     "extrema": [(37, 53), (1, 1), (3, 100), (5, 1), (67, 129)],
     "join_tiles": [(37, 53), (3, 100)],
     "light_peaks": [(37, 53), (1, 1), (3, 100), (64, 3)],
@@ -51,12 +52,13 @@ def launch(name, values, device, monkeypatch):
         k: v.copy().view(support_host_device.DeviceArray) if isinstance(v, np.ndarray) and k not in stay else v
         for k, v in values.items()
     }
-    return getattr(import_module(module), function)(**there)
+    return run(name, getattr(import_module(module), function), there)
 
 
 def assert_reference(name, values, device, monkeypatch):
-    want = resolve_target(KERNELS[name].reference)(**values)
-    assert_agree(name, launch(name, values, device, monkeypatch), want)
+    got = launch(name, values, device, monkeypatch)
+    want = run(name, resolve_target(KERNELS[name].reference), values)
+    assert_agree(name, got, want)
 
 
 @pytest.mark.parametrize(

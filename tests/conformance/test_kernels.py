@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import support_nvrtc
 from cases import DEFAULT_SHAPES
-from support_conformance import arguments, assert_agree, case, find_case, leaves
+from support_conformance import arguments, assert_agree, case, find_case, leaves, run
 
 from skydelta.kernels.backend import resolve, to_host
 from skydelta.kernels.core.fused import FusedKernel, chains
@@ -40,8 +40,8 @@ def to_device(name, values, backend):
 def test_twin_agrees_with_reference(name, shape):
     spec = KERNELS[name]
     # Fresh arguments for each call: neither may lean on what the other did to its inputs.
-    got = resolve_target(spec.twin)(**arguments(name, shape))
-    want = resolve_target(spec.reference)(**arguments(name, shape))
+    got = run(name, resolve_target(spec.twin), arguments(name, shape))
+    want = run(name, resolve_target(spec.reference), arguments(name, shape))
     assert leaves(want), f"the reference of {name} returns nothing to compare"
     assert_agree(name, got, want)
 
@@ -50,8 +50,8 @@ def test_twin_agrees_with_reference(name, shape):
 @pytest.mark.parametrize(("name", "shape"), runs(KERNELS))
 def test_cuda_agrees_with_reference(name, shape):
     spec, cuda = KERNELS[name], resolve("cuda")
-    got = resolve_target(spec.launch)(**to_device(name, arguments(name, shape), cuda))
-    want = resolve_target(spec.reference)(**arguments(name, shape))
+    got = run(name, resolve_target(spec.launch), to_device(name, arguments(name, shape), cuda))
+    want = run(name, resolve_target(spec.reference), arguments(name, shape))
     assert_agree(name, got, want)
 
 

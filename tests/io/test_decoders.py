@@ -6,78 +6,15 @@ import gzip
 import numpy as np
 import pytest
 from astropy.io.fits.hdu.compressed import _codecs
+from support_tiles import big, table
 
 from skydelta.kernels import decode as front
 from skydelta.kernels.backend import CPU
 from skydelta.kernels.cpu import reference_decode
-from skydelta.kernels.decode import EXACT_ZERO, LOSSLESS, NO_DITHER, Form, Tiles, decode, lossless_tiles
+from skydelta.kernels.decode import Form, decode, lossless_tiles
 from skydelta.kernels.dither import dither_table
 
 STORED = ["uint8", "int16", "int32", "int64", "float32", "float64"]
-
-
-def big(values):
-    return values.astype(values.dtype.newbyteorder(">")).tobytes()
-
-
-def encoded(codec, values, form):
-    """The stream of a tile of stored values."""
-    if codec == front.RICE:
-        return bytes(
-            _codecs.Rice1(blocksize=form.rice_block, bytepix=form.rice_bytes, tilesize=values.size).encode(
-                values.astype(f"i{form.rice_bytes}")
-            )
-        )
-    if codec == front.PLIO:
-        words = bytes(_codecs.PLIO1(tilesize=values.size).encode(values.astype("i4")))
-        return big(np.frombuffer(words, "i2"))
-    if codec == front.GZIP2:
-        return gzip.compress(np.frombuffer(big(values), np.uint8).reshape(-1, values.itemsize).T.tobytes(), mtime=0)
-    return gzip.compress(big(values), mtime=0) if codec == front.GZIP1 else big(values)
-
-
-def table(rng, stored, shape, tile, *, rice_bytes=4, rice_block=32):
-    """A random image of tiles of every codec that fits its type, in a shuffled heap with holes."""
-    form = Form(stored, rice_bytes=rice_bytes, rice_block=rice_block)
-    grid = [(i, j) for i in range(0, shape[0], tile[0]) for j in range(0, shape[1], tile[1])]
-    rows, blobs = [], []
-    for i, j in grid:
-        extent = (min(tile[0], shape[0] - i), min(tile[1], shape[1] - j))
-        size = extent[0] * extent[1]
-        quantized = stored.startswith("float") and rng.random() < 0.7
-        if quantized:
-            values = rng.integers(-100, 100, size).astype("int32")
-            values[rng.random(size) < 0.1] = EXACT_ZERO
-            values[rng.random(size) < 0.1] = -7
-        elif stored.startswith("float"):
-            values = rng.normal(0, 1, size).astype(stored)
-            values[rng.random(size) < 0.1] = np.nan
-            values[rng.random(size) < 0.1] = rng.choice([np.inf, -np.inf])
-            values[rng.random(size) < 0.1] = -0.0
-        else:
-            values = rng.integers(0, 100, size).astype(stored)
-        codecs = [front.RAW, front.GZIP1, front.GZIP2]
-        if values.dtype.kind != "f" and values.itemsize <= 4:
-            codecs.append(front.RICE)
-        if values.dtype.kind != "f" and not quantized:
-            codecs.append(front.PLIO)
-            values[rng.random(size) < 0.8] = 0
-        codec = int(rng.choice(codecs))
-        dither = LOSSLESS if not quantized else int(rng.choice([NO_DITHER, 0, 9999, rng.integers(10000)]))
-        rows.append(((i, j), extent, codec, dither, rng.uniform(0.1, 9), rng.normal(), -7, rng.integers(2)))
-        blobs.append(encoded(codec, values, form))
-    order = rng.permutation(len(blobs))
-    offset, heap = np.zeros(len(blobs), np.int64), bytearray(b"\xff" * 3)
-    for k in order:
-        offset[k] = len(heap)
-        heap += blobs[k] + bytes(rng.integers(0, 4))
-    columns = list(zip(*rows, strict=True))
-    tiles = Tiles(
-        offset, np.array([len(b) for b in blobs], np.int64), np.array(columns[2], np.uint8),
-        np.array(columns[0], np.int64), np.array(columns[1], np.int64), np.array(columns[3], np.int32),
-        np.array(columns[4]), np.array(columns[5]), np.array(columns[6], np.int64), np.array(columns[7], np.uint8),
-    )  # fmt: skip
-    return np.frombuffer(bytes(heap), np.uint8).copy(), tiles, form
 
 
 def both(heap, tiles, form, dtype, shape, corner):

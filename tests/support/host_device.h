@@ -261,6 +261,10 @@ inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
 inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
 inline double __longlong_as_double(long long v) { return bits_as<double>(v); }
 inline double __dmul_rn(double a, double b) { return a * b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+  return (unsigned)(((unsigned long long)high << 32 | low) << (by & 31) >> 32);
+}
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }

@@ -33,6 +33,12 @@ def arguments(name, shape):
     return case(name).make(np.random.default_rng(seed), shape)
 
 
+def run(name, function, values):
+    """What a function returns, and what it leaves in the arguments that a case names in ``WRITTEN``."""
+    made, written = function(**values), getattr(case(name), "WRITTEN", ())
+    return [made, {key: values[key] for key in written}] if written else made
+
+
 def leaves(value, path="result"):
     """(path, array) for everything numeric in a result of arrays, numbers, tuples, dicts and dataclasses."""
     if is_dataclass(value):

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launcher of the decoders; arguments and result as the twin of ``kernels/cpu/decode.py``.
+
+Rice tiles and tiles that are not coded are decoded where they are, one launch each for all of an image. GZIP, PLIO and
+H-compress tiles are unpacked on the host and sent; what is left to do with them (byte order, values, scaling, nulls) is
+done on the device with the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.module import kernel
+from skydelta.kernels.cpu import decode as twin
+from skydelta.kernels.cpu.unpack import Unpacked, unpack
+from skydelta.kernels.decode import GZIP1, GZIP2, OUTSIDE, RAW, RICE, SIZE, Decoded, Form, Tiles
+from skydelta.kernels.dither import dither_table
+
+MAX_AXES = 8
+"""As in ``decode.cuh``."""
+
+MAX_RICE_BYTES, MAX_PIXELS = 1 << 27, 1 << 30
+"""Of a tile: bits and pixels are counted in 32 bits. Larger ones are decoded on the host."""
+
+RICE_THREADS, THREADS = 64, 256
+SPAN = 8 * THREADS
+"""Pixels of a block of tiles that are not coded, as in ``decode.cu``."""
+
+CODED, BIG, PLANES, NATIVE = range(4)
+"""Layouts, as in ``decode.cuh``."""
+
+SHARED = ((4096, 8), (1024, 16))
+"""Tiles from which on so many lanes of a warp share one; fewer take a whole warp each: more tiles in a warp cost fewer
+instructions for each, but then fewer warps hide each other's waits."""
+
+FORM = np.dtype(
+    [
+        ("scale", "f8"), ("zero", "f8"), ("common", "i8"), ("corner", "i8", (MAX_AXES,)), ("shape", "i8", (MAX_AXES,)),
+        *((name, "i4") for name in (
+            "axes", "type", "stored", "floating", "single", "linear", "flip", "has_common", "exact_zero", "block",
+            "width", "mask_bit",
+        )),
+    ]
+)  # fmt: skip
+TILE = np.dtype(
+    [
+        ("offset", "i8"), ("length", "i8"), ("first", "i8"), ("blank", "i8"), ("scale", "f8"), ("zero", "f8"),
+        ("pixels", "i4"), ("dither", "i4"), ("fault", "i4"), ("layout", "u1"), ("width", "u1"), ("has_blank", "u1"),
+        ("inside", "u1"), ("unpacked", "u1"), ("unused", "u1", (7,)),
+    ]
+)  # fmt: skip
+BOX = np.dtype([("origin", "i8", (MAX_AXES,)), ("extent", "i4", (MAX_AXES,))])
+
+
+def decode(
+    out: Array,
+    heap: Array,
+    tiles: Tiles,
+    form: Form,
+    corner: tuple[int, ...],
+    mask: Array | None,
+    mask_bit: int,
+    threads: int | None,
+) -> Decoded:
+    backend, n = backend_of(out), len(tiles)
+    if n == 0 or out.size == 0:
+        return Decoded(np.zeros(n, np.int32), *(np.zeros(n, np.int64) for _ in range(3)))
+    pixels = tiles.pixels()
+    rice = tiles.codec == RICE
+    if out.ndim > MAX_AXES or pixels.max() > MAX_PIXELS or tiles.length[rice].max(initial=0) > MAX_RICE_BYTES:
+        return _on_host(out, heap, tiles, form, corner, mask, mask_bit, threads)
+    table = _tiles(tiles, pixels, corner, out.shape)
+    packed = np.flatnonzero(~rice & (tiles.codec != RAW))
+    data = _unpacked(table, packed, heap, tiles, form, threads)
+    boxes = np.zeros(0 if table["inside"].all() else n, BOX)
+    if len(boxes):
+        boxes["origin"][:, : out.ndim], boxes["extent"][:, : out.ndim] = tiles.origin, tiles.extent
+    lists = [np.flatnonzero(rice), np.flatnonzero(~rice)]
+    parts = [_form(form, tiles, out, corner, mask_bit), table, boxes, *(r.astype(np.int32) for r in lists)]
+    there = backend.asarray(np.concatenate([part.view(np.uint8).reshape(-1) for part in parts]))
+    ends = np.cumsum([part.nbytes for part in parts])
+    if len(packed) == n:
+        heap = np.zeros(1, np.uint8)
+    heap = backend.asarray(heap)
+    found = backend.xp.zeros((n, 4), np.int32)
+    numbers = dither_table(backend)
+    plane = np.uintp(0) if mask is None else mask
+    size = np.int64(heap.size)
+    if count := len(lists[0]):
+        lanes = _lanes(count)
+        groups = RICE_THREADS // lanes
+        arguments = (heap, size, there, np.int32(n), there[ends[2] :], np.int32(count), numbers, out, plane, found)
+        function = kernel("decode.cu", "rice_tiles", (str(lanes),))
+        function((-(-count // groups),), (RICE_THREADS,), arguments)
+    if count := len(lists[1]):
+        share = -(-int(pixels[lists[1]].max()) // SPAN)
+        unpacked = backend.asarray(data)
+        arguments = (
+            heap, size, unpacked, np.int64(data.size), there, np.int32(n), there[ends[3] :], np.int32(share), numbers,
+            out, plane, found,
+        )  # fmt: skip
+        kernel("decode.cu", "stored_tiles")((count * share,), (THREADS,), arguments)
+    told = to_host(found)
+    counts = np.where(told[:, :1] == 0, told[:, 1:], 0).astype(np.int64)
+    return Decoded(np.ascontiguousarray(told[:, 0]), *(np.ascontiguousarray(c) for c in counts.T))
+
+
+def _lanes(tiles: int) -> int:
+    """Lanes of a warp that decode a Rice tile."""
+    return next((lanes for least, lanes in SHARED if tiles >= least), 32)
+
+
+def _form(form: Form, tiles: Tiles, out: Array, corner: tuple[int, ...], mask_bit: int) -> np.ndarray:
+    made = np.zeros(1, FORM)
+    floating = form.stored.startswith("float")
+    nullable = form.blank is not None or bool(tiles.has_blank.any())
+    size = np.dtype(out.dtype).itemsize
+    values = {
+        "scale": form.scale,
+        # adding -0.0 changes nothing, adding 0.0 would change -0.0
+        "zero": form.zero if form.zero != 0 else -0.0,
+        "common": form.blank or 0,
+        "axes": out.ndim,
+        "type": size + (16 if out.dtype.kind == "f" else 0),
+        "stored": np.dtype(form.stored).itemsize,
+        "floating": floating,
+        "single": form.arithmetic == "float32",
+        # an integer image that may hold nulls computes in its arithmetic type even where it is not scaled
+        "linear": form.scaled or (nullable and not floating and not form.flip),
+        "flip": form.flip,
+        "has_common": form.blank is not None,
+        "exact_zero": form.exact_zero,
+        "block": form.rice_block,
+        "width": 8 * form.rice_bytes,
+        "mask_bit": mask_bit,
+    }
+    for name, value in values.items():
+        made[name] = value
+    made["corner"][0, : out.ndim], made["shape"][0, : out.ndim] = corner, out.shape
+    return made
+
+
+def _tiles(tiles: Tiles, pixels: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """What the device is told of each tile; that of packed ones changes when they are unpacked."""
+    table = np.zeros(len(tiles), TILE)
+    for name in ("offset", "length", "blank", "scale", "zero", "dither", "has_blank"):
+        table[name] = getattr(tiles, name)
+    table["pixels"] = pixels
+    raw = tiles.codec == RAW
+    width = tiles.length // pixels
+    sound = np.isin(width, (1, 2, 4, 8)) & (width * pixels == tiles.length)
+    table["layout"], table["width"] = np.where(raw, BIG, CODED), np.where(raw & sound, width, 0)
+    table["fault"] = np.where(raw & ~sound, SIZE, 0)
+    # a tile whose pixels follow each other in the window: one pixel along all axes but one, and all along those behind
+    place = tiles.origin - np.array(corner, np.int64)
+    size = np.array(shape, np.int64)
+    inside = ((place >= 0) & (place + tiles.extent <= size)).all(axis=1)
+    whole = np.ones(len(tiles), bool)
+    for axis in range(len(shape) - 1, -1, -1):
+        inside &= whole | (tiles.extent[:, axis] == 1)
+        whole &= tiles.extent[:, axis] == size[axis]
+    strides = np.concatenate([np.cumprod(size[:0:-1])[::-1], [1]]).astype(np.int64)
+    table["inside"], table["first"] = inside, np.where(inside, (place * strides).sum(axis=1), 0)
+    return table
+
+
+def _unpacked(
+    table: np.ndarray, rows: np.ndarray, heap: Array, tiles: Tiles, form: Form, threads: int | None
+) -> np.ndarray:
+    """Bytes of the tiles of these rows after the host's part of decoding; ``table`` then tells of them."""
+    if not len(rows):
+        return np.zeros(1, np.uint8)
+    offset, length = tiles.offset[rows], tiles.length[rows]
+    outside = (offset < 0) | (length < 0) | (offset > heap.size)
+    outside |= length > heap.size - np.where(outside, 0, offset)
+    table["fault"][rows[outside]] = OUTSIDE
+    table["offset"][rows[outside]] = table["length"][rows[outside]] = 0
+    table["unpacked"][rows] = 1
+    good = rows[~outside]
+    if not len(good):
+        return np.zeros(1, np.uint8)
+    low, high = int(tiles.offset[good].min()), int((tiles.offset + tiles.length)[good].max())
+    chosen = tiles.take(good)
+    chosen.offset[:] -= low
+    made: Unpacked = unpack(to_host(heap[low:high]), chosen, form, threads)
+    for name, values in (("offset", made.offset), ("length", made.length), ("fault", made.status)):
+        table[name][good] = values
+    table["width"][good] = made.width
+    table["layout"][good] = np.select([chosen.codec == GZIP1, chosen.codec == GZIP2], [BIG, PLANES], NATIVE)
+    return made.data if made.data.size else np.zeros(1, np.uint8)
+
+
+def _on_host(
+    out: Array,
+    heap: Array,
+    tiles: Tiles,
+    form: Form,
+    corner: tuple[int, ...],
+    mask: Array | None,
+    mask_bit: int,
+    threads: int | None,
+) -> Decoded:
+    """Decoded by the twin, then sent."""
+    backend: Backend = backend_of(out)
+    here, flags = to_host(out), None if mask is None else to_host(mask)
+    done = twin.decode(here, to_host(heap), tiles, form, corner, flags, mask_bit, threads)
+    out[...] = backend.asarray(here)
+    if mask is not None:
+        mask[...] = backend.asarray(flags)
+    return done
