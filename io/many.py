@@ -23,7 +23,8 @@ from skydelta.io.fits.reader import FitsFile, Source, open_file, role, split_ext
 from skydelta.io.read import read
 from skydelta.io.routes import is_url
 from skydelta.io.storage import container
-from skydelta.kernels.backend import CPU, Backend, resolve
+from skydelta.kernels.backend import Backend, cupy, resolve
+from skydelta.kernels.core.devices import active, streams
 
 WORK = 44
 """Bytes a pixel that `read` needs at its peak besides the pixels as stored; measured over the layouts of the tests."""
@@ -56,7 +57,7 @@ def read_many(
     hdus : str, int or sequence of them, optional
         An HDU of every file, or several: then one exposure each, file by file. By rule when left out.
     device : str
-        auto, cpu, cuda or cuda:N. Files are decoded on the host, and sent when it is their turn.
+        auto, cpu, cuda or cuda:N. On a device, each of the threads reads, sends and decodes on a stream of its own.
     depth : int
         Exposures that are read ahead, by as many threads.
     budget : int, optional
@@ -112,19 +113,19 @@ def _stream(
     share = max(numba.get_num_threads() // depth, 1)
     ahead: deque[tuple[int, Future[Exposure]]] = deque()
     pool = ThreadPoolExecutor(depth, "skydelta-read", numba.set_num_threads, (share,))
-    turns = itertools.count()
+    turns, own = itertools.count(), threading.local()
 
     def top_up() -> None:
         while len(ahead) < depth and (job := next(jobs, None)) is not None:
             turn = next(turns)
-            ahead.append((turn, pool.submit(_one, budget, turn, *job, options)))
+            ahead.append((turn, pool.submit(_one, budget, turn, *job, backend, own, options)))
 
     try:
         top_up()
         while ahead:
             given, future = ahead.popleft()
             try:
-                found: Exposure | SkydeltaError = future.result().to(backend)
+                found: Exposure | SkydeltaError = _taken_over(future.result(), backend)
             except SkydeltaError as e:
                 if not give_errors:
                     raise
@@ -139,8 +140,28 @@ def _stream(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _one(budget: _Budget, turn: int, source: Any, hdu: Any, options: dict[str, Any]) -> Exposure:
-    """Headers first, then pixels as soon as they fit."""
+def _taken_over(exposure: Exposure, backend: Backend) -> Exposure:
+    """The exposure in memory of the current stream: that of a reader's stream is used again for what it reads next."""
+    if not backend.is_gpu:
+        return exposure
+    with active(backend):
+        planes = {n: p.copy() for n in ("image", "variance", "mask") if (p := getattr(exposure, n)) is not None}
+        cupy().cuda.get_current_stream().synchronize()
+    return exposure.with_(**planes)
+
+
+def _one(
+    budget: _Budget,
+    turn: int,
+    source: Any,
+    hdu: Any,
+    backend: Backend,
+    own: threading.local,
+    options: dict[str, Any],
+) -> Exposure:
+    """Headers first, then pixels as soon as they fit, on the stream of this thread."""
+    if not hasattr(own, "stream"):
+        (own.stream,) = streams(backend, 1)
     packed = _packed_size(source)
     try:
         if packed:
@@ -152,7 +173,10 @@ def _one(budget: _Budget, turn: int, source: Any, hdu: Any, options: dict[str, A
             hdu = extension if extension is not None else hdu
             need = predicted_bytes(file, hdu, tuple(k for k in _PLANES if options.get(k) is not None))
             (budget.adjust if packed else budget.reserve)(turn, need)
-            exposure = read(file, image=hdu, device=CPU.name, **options)
+            with active(backend, own.stream):
+                exposure = read(file, image=hdu, device=backend.name, **options)
+                if own.stream is not None:
+                    own.stream.synchronize()
         budget.adjust(turn, exposure.nbytes)
         return exposure
     except BaseException:

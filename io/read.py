@@ -34,7 +34,7 @@ from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
 from skydelta.io.routes import summary
 from skydelta.io.wcs import celestial_wcs
-from skydelta.kernels.backend import resolve, to_host
+from skydelta.kernels.backend import CPU, Array, Backend, resolve, to_host
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ Plane = str | Path | np.ndarray | None
 class _Draft:
     """What is gathered before it becomes an Exposure; planes on the host.
 
+    Files are decoded at ``place``; ``resident`` holds the pixels there, if that is a device.
     The pixels are in the type that was asked for. ``flags`` holds the mask, with NO_DATA where they have no value, and
     the type that they have in the file. ``stated`` holds what an NDData object brings along: variance, sigma or weight,
     mask, psf, wcs.
@@ -74,6 +75,8 @@ class _Draft:
     stated: dict[str, Any] = field(default_factory=dict)
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
+    resident: Array | None = None
+    place: Backend = CPU
     opened: list[Source] = field(default_factory=list)
     section: Section | None = None
 
@@ -171,11 +174,14 @@ def read(
             mask = draft.stated.get("mask") if mask is None else mask
             psf = draft.stated.get("psf") if psf is None else psf
         else:
-            draft = _open(source, image, dtype, stack)
-        return _complete(draft, given, mask, psf, gain, read_noise, saturation, stack).to(backend)
+            draft = _open(source, image, dtype, backend, stack)
+        made = _complete(draft, given, mask, psf, gain, read_noise, saturation, stack)
+        return (made if draft.resident is None else made.with_(image=draft.resident)).to(backend)
 
 
-def _open(source: Any, image: str | int | None, dtype: Literal["float32", "native"], stack: ExitStack) -> _Draft:
+def _open(
+    source: Any, image: str | int | None, dtype: Literal["float32", "native"], backend: Backend, stack: ExitStack
+) -> _Draft:
     """The image and its header."""
     section: Section | None = None
     if isinstance(source, tuple) and len(source) == 2:
@@ -206,8 +212,12 @@ def _open(source: Any, image: str | int | None, dtype: Literal["float32", "nativ
     flags = Flags(MaskPlanes().bit("NO_DATA"))
     if section is not None and len(hdu.shape) == 2 and any(s.stop > n for s, n in zip(section, hdu.shape, strict=True)):
         raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
-    header, pixels, odd = opened.read(hdu, dtype, section, flags)
-    draft = _Draft(pixels, opened.keywords(hdu, header), flags, opened, hdu, section=section)
+    place = backend if isinstance(opened, FitsFile) else CPU
+    header, decoded, odd = opened.read(hdu, dtype, section, flags, place)
+    # planes are understood on the host, which needs the pixels too
+    flags.mask = to_host(flags.mask)
+    draft = _Draft(to_host(decoded), opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
+    draft.resident = decoded if place.is_gpu else None
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
@@ -328,7 +338,8 @@ def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> tuple[np.n
         hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
         name = f"{Path(path).name} {hdu.label}"
         _same_shape(draft, kind, name, hdu.shape)
-        stored, pixels, odd = source.read(hdu, section=draft.section)
+        stored, decoded, odd = source.read(hdu, section=draft.section, backend=draft.place)
+        pixels = to_host(decoded)
         draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
         header = source.keywords(hdu, stored)
     return pixels, header, name
@@ -361,7 +372,8 @@ def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | N
         return None
     if hdu.fault is None:
         _same_shape(draft, kind, hdu.label, hdu.shape)
-    header, pixels, odd = draft.source.read(hdu, section=draft.section)
+    header, decoded, odd = draft.source.read(hdu, section=draft.section, backend=draft.place)
+    pixels = to_host(decoded)
     draft.warnings += [f"{hdu.label}: {line}" for line in odd]
     return pixels, draft.source.keywords(hdu, header), hdu.label
 

@@ -19,6 +19,8 @@ from skydelta.io.fits import tiled
 from skydelta.io.fits.cards import last, number, text
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
 from skydelta.io.storage import SPAN, Content
+from skydelta.kernels.backend import CPU, Array, Backend, backend_of
+from skydelta.kernels.core.devices import active
 from skydelta.kernels.decode import RAW, Decoded, Form, decode, flag_missing, lossless_tiles, swap_in_place
 
 BAND = 1 << 20
@@ -27,6 +29,9 @@ BAND = 1 << 20
 RUN, PIECE = 1 << 22, 1 << 19
 """The same where pixels are read to where they stay: of a thread's share, and of what is read and swapped at once. The
 share is longer than a large page of memory, which two threads that came to it together would both clear."""
+
+SENT = 1 << 28
+"""Bytes of a band that a device decodes as one tile."""
 
 SKIPPED = 1 << 13
 """Bytes of a row outside a section above which rows are read one by one, without them, from a file at hand."""
@@ -44,7 +49,8 @@ class Flags:
     ----------
     bit : int
     mask : int32
-        Made with the pixels, in their shape; ``bit`` is set where a floating-point pixel has no value.
+        Made with the pixels, in their shape and where they are; ``bit`` is set where a floating-point pixel has no
+        value.
     missing, infinite : int
         Pixels flagged, and those of them that were infinite in the file.
     native : str
@@ -52,7 +58,7 @@ class Flags:
     """
 
     bit: int
-    mask: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    mask: Array = field(default_factory=lambda: np.empty(0, np.int32))
     missing: int = 0
     infinite: int = 0
     native: str = ""
@@ -75,7 +81,8 @@ def read(
     section: Section | None,
     threads: int | None = None,
     flags: Flags | None = None,
-) -> tuple[fits.Header, np.ndarray, list[str]]:
+    backend: Backend = CPU,
+) -> tuple[fits.Header, Array, list[str]]:
     """Image header, pixels in native byte order, scaled as FITS 4.0 (4.4.2, 5.2, 10.2) says, and what is odd.
 
     Parameters
@@ -91,6 +98,8 @@ def read(
         Numba's number when left out; the pixels do not depend on it.
     flags : Flags, optional
         Filled in the same pass.
+    backend : Backend
+        Where the pixels are decoded and stay.
 
     Raises
     ------
@@ -100,7 +109,7 @@ def read(
     box = _box(hdu, section)
     form, oddities = scaling(hdu)
     if hdu.kind == "compressed image":
-        plan = tiled.plan(hdu, content, form.stored, box)
+        plan = tiled.plan(hdu, content, form.stored, box, backend)
         coded = replace(
             plan.form, scale=form.scale, zero=form.zero, flip=form.flip,
             blank=None if form.stored.startswith("float") else form.blank,
@@ -108,7 +117,7 @@ def read(
         nullable = coded.blank is not None or bool(plan.tiles.has_blank.any())
         corner = tuple(s.start for s in box)
 
-        def fill(out: np.ndarray, as_form: Form) -> Decoded:
+        def fill(out: Array, as_form: Form) -> Decoded:
             done = decode(
                 out, plan.heap, plan.tiles, as_form, corner=corner, threads=threads,
                 mask=None if flags is None else flags.mask, mask_bit=0 if flags is None else flags.bit,
@@ -117,11 +126,12 @@ def read(
                 raise tiled.fault(plan, done.status)
             return done
 
-        pixels = _typed(box, coded, nullable, dtype, fill, flags)
+        pixels = _typed(box, coded, nullable, dtype, fill, flags, backend)
         return tiled.image_header(hdu), pixels, [*oddities, *plan.oddities]
+    raw = _raw_on_device if backend.is_gpu else _raw
     pixels = _typed(
         box, form, form.blank is not None, dtype,
-        lambda out, as_form: _raw(hdu, content, box, out, as_form, threads, flags), flags,
+        lambda out, as_form: raw(hdu, content, box, out, as_form, threads, flags), flags, backend,
     )  # fmt: skip
     return hdu.header, pixels, oddities
 
@@ -147,23 +157,26 @@ def _typed(
     form: Form,
     nullable: bool,
     dtype: str,
-    fill: Callable[[np.ndarray, Form], Decoded],
+    fill: Callable[[Array, Form], Decoded],
     flags: Flags | None,
-) -> np.ndarray:
+    backend: Backend,
+) -> Array:
     """An array of the type asked for, filled; integers that may be null stay integers only if none is."""
     shape = tuple(s.stop - s.start for s in box)
     exact = form.stored.startswith(("int", "uint")) and form.flip and nullable
     wanted = "float32" if dtype == "float32" else form.native(nullable and not exact)
-    out = np.empty(shape, wanted)
-    if flags is not None:
-        flags.mask = np.zeros(shape, np.int32)
-    done = fill(out, form)
+    with active(backend):
+        out = backend.xp.empty(shape, wanted)
+        if flags is not None:
+            flags.mask = backend.xp.zeros(shape, np.int32)
+        done = fill(out, form)
     empty = exact and int(done.nulls.sum()) == 0
     native = form.native(nullable and not empty)
     if out.dtype.kind != "f" and native != wanted:
         zero = next(zero for (_, zero), name in UNSIGNED.items() if name == wanted)
-        out = np.empty(shape, native)
-        done = fill(out, replace(form, flip=False, zero=float(zero)))
+        with active(backend):
+            out = backend.xp.empty(shape, native)
+            done = fill(out, replace(form, flip=False, zero=float(zero)))
     if flags is not None:
         flags.native = native
         flags.add(done.missing.sum(), done.infinite.sum())
@@ -260,6 +273,26 @@ def _raw(
         return found
 
     return _counted(_shared(work, len(bands), threads))
+
+
+def _raw_on_device(
+    hdu: Hdu, content: Content, box: Section, out: Array, form: Form, threads: int | None, flags: Flags | None
+) -> Decoded:
+    """Uncompressed pixels: what a section touches is sent as it is, and decoded in one launch."""
+    itemsize = np.dtype(form.stored).itemsize
+    bands = list(_bands(hdu.shape, box, itemsize, SENT))
+    width = box[-1].stop - box[-1].start
+    if len(box) > 1 and (hdu.shape[-1] - width) * itemsize >= SKIPPED and content.span <= SPAN:
+        rows = itertools.product(*(range(s.start, s.stop) for s in box[:-1]))
+        bands = [((*row, box[-1].start), (*(1 for _ in row), width)) for row in rows]
+    origin, extent = (np.array(part, np.int64) for part in zip(*bands, strict=True))
+    start = np.ravel_multi_index(tuple(origin.T), hdu.shape).astype(np.int64) * itemsize
+    size = np.prod(extent, axis=1, dtype=np.int64) * itemsize
+    heap, offset = tiled.gather(content, hdu.data, start, size, backend_of(out))
+    return decode(
+        out, heap, lossless_tiles(offset, size, RAW, origin, extent), form, corner=tuple(s.start for s in box),
+        mask=None if flags is None else flags.mask, mask_bit=0 if flags is None else flags.bit, threads=threads,
+    )  # fmt: skip
 
 
 def _counted(found: list[np.ndarray]) -> Decoded:

@@ -21,6 +21,7 @@ from skydelta.io.fits.pixels import read as read_pixels
 from skydelta.io.fits.tiled import grid_of
 from skydelta.io.routes import Counted, is_url, open_source
 from skydelta.io.storage import Content
+from skydelta.kernels.backend import CPU, Array, Backend, resolve
 
 ROLES = {
     "image": ("SCI", "IMAGE", "SCIENCE", "DATA"),
@@ -63,8 +64,8 @@ class Source:
     oddities: list[str]
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+    ) -> tuple[fits.Header, Array, list[str]]:
         raise TypeError("a source implements _pixels")
 
     def astropy(self) -> fits.HDUList:
@@ -89,7 +90,8 @@ class Source:
         dtype: Literal["native", "float32"] = "native",
         section: Section | None = None,
         flags: Flags | None = None,
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+        backend: Backend = CPU,
+    ) -> tuple[fits.Header, Array, list[str]]:
         """Image header, pixels in native byte order (y, x), and what is odd about them.
 
         Parameters
@@ -101,6 +103,8 @@ class Source:
             One slice an axis; only what it touches is read and decoded.
         flags : Flags, optional
             Marks pixels without a value in the same pass.
+        backend : Backend
+            Where the pixels are decoded and stay.
 
         Raises
         ------
@@ -114,7 +118,7 @@ class Source:
         if 0 in (hdu.shape or (0,)):
             raise self.error(hdu, f"has no pixel data (shape {hdu.shape})")
         try:
-            return self._pixels(hdu, dtype, section, flags)
+            return self._pixels(hdu, dtype, section, flags, backend)
         except InputError as e:
             raise self.error(hdu, str(e).removeprefix(f"{self.label}: "), **e.numbers) from None
         except MemoryError:
@@ -125,7 +129,8 @@ class Source:
         extension: str | int | None = None,
         section: Section | None = None,
         dtype: Literal["native", "float32"] = "native",
-    ) -> np.ndarray:
+        device: str = "cpu",
+    ) -> Array:
         """Pixels of an HDU, by name or number, or of the image chosen by rule; a part of them with ``section``.
 
         Parameters
@@ -134,13 +139,16 @@ class Source:
         section : tuple of slice, optional
             One slice an axis, (y, x) order, in steps of 1.
         dtype : {"native", "float32"}
+        device : str
+            auto, cpu, cuda or cuda:N: where they are decoded and stay.
 
         Raises
         ------
         InputError
             As `read`; no such HDU; an empty section.
         """
-        return self.read(self.image() if extension is None else self.find(extension), dtype, section)[1]
+        hdu = self.image() if extension is None else self.find(extension)
+        return self.read(hdu, dtype, section, backend=resolve(device))[1]
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
@@ -317,9 +325,9 @@ class FitsFile(Source):
             raise
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
-        return read_pixels(hdu, self.content, dtype, section, flags=flags)
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+    ) -> tuple[fits.Header, Array, list[str]]:
+        return read_pixels(hdu, self.content, dtype, section, flags=flags, backend=backend)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))
@@ -360,17 +368,17 @@ class InMemory(Source):
             self.hdus.append(Hdu(i, kind, Cards(header=hdu.header), shape=tuple(hdu.shape) if hdu.is_image else ()))
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None
-    ) -> tuple[fits.Header, np.ndarray, list[str]]:
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+    ) -> tuple[fits.Header, Array, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
         data = data if section is None else data[section]
         wanted = np.dtype("float32") if dtype == "float32" else data.dtype.newbyteorder("=")
         if flags is None:
-            return hdu.header, data.astype(wanted, copy=False), []
+            return hdu.header, backend.asarray(data.astype(wanted, copy=False)), []
         pixels = np.array(data, wanted, order="C")
         flags.apply(pixels)
-        flags.native = data.dtype.name
-        return hdu.header, pixels, []
+        flags.native, flags.mask = data.dtype.name, backend.asarray(flags.mask)
+        return hdu.header, backend.asarray(pixels), []
 
     def astropy(self) -> fits.HDUList:
         return self._hdulist

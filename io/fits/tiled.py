@@ -17,8 +17,11 @@ from astropy.io import fits
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, integer, last, number, readable, text
 from skydelta.io.fits.layout import Hdu
+from skydelta.io.staging import to_device
 from skydelta.io.storage import Content
 from skydelta.kernels import decode as kernel
+from skydelta.kernels.backend import CPU, Array, Backend, to_host
+from skydelta.kernels.core.devices import active
 from skydelta.kernels.decode import LOSSLESS, NO_DITHER, Form, Tiles
 from skydelta.kernels.dither import COUNT
 
@@ -96,6 +99,7 @@ class Plan:
     form : Form
         Scaling left out.
     heap : uint8 (m,)
+        On the host, or where it is decoded.
     method : str
     oddities : list of str
     """
@@ -104,7 +108,7 @@ class Plan:
     rows: np.ndarray
     total: int
     form: Form
-    heap: np.ndarray
+    heap: Array
     method: str
     oddities: list[str]
 
@@ -128,7 +132,7 @@ def grid_of(hdu: Hdu) -> TileGrid:
     return grid
 
 
-def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...]) -> Plan:
+def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], backend: Backend = CPU) -> Plan:
     """Check the structure, read the descriptors and the bytes of the tiles that a section touches.
 
     Parameters
@@ -140,6 +144,8 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...]) ->
         Type of ZBITPIX.
     section : tuple of slice
         Inside the image, not empty.
+    backend : Backend
+        Where the tiles are to be decoded.
 
     Raises
     ------
@@ -162,7 +168,9 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...]) ->
     origin, extent = grid.boxes(rows)
     dither, scale, zero, exact_zero = _quantization(hdu.cards, table, rows, stored, codec, oddities)
     blank, has_blank = _blanks(hdu.cards, table, rows, dither)
-    heap, offset = gather(content, hdu.data + table.heap, offset, length)
+    # what the host has to unpack is not sent before
+    place = backend if METHODS[method] in (kernel.RICE, kernel.RAW) else CPU
+    heap, offset = gather(content, hdu.data + table.heap, offset, length, place)
     tiles = Tiles(offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
     block, nbytes, smooth = _parameters(hdu.cards, METHODS[method])
     form = Form(stored, exact_zero=exact_zero, rice_block=block, rice_bytes=nbytes, smooth=smooth)
@@ -360,11 +368,21 @@ def read_array(content: Content, offset: int, size: int) -> np.ndarray:
     return out
 
 
+def _on_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
+    """As `read_array`, in device memory."""
+    found = to_device(content, offset, size, backend)
+    if len(found) != size:
+        raise InputError(f"data are truncated: {size} bytes expected from byte {offset}, {len(found)} present")
+    return found
+
+
 GAP = 1 << 16
 """Bytes between tiles that are read rather than skipped."""
 
 
-def gather(content: Content, base: int, offset: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def gather(
+    content: Content, base: int, offset: np.ndarray, length: np.ndarray, backend: Backend = CPU
+) -> tuple[Array, np.ndarray]:
     """The bytes of tiles and their offsets in them; near tiles are read together, shared ones once.
 
     Parameters
@@ -373,6 +391,8 @@ def gather(content: Content, base: int, offset: np.ndarray, length: np.ndarray) 
     base : int
         Where ``offset`` counts from.
     offset, length : int64 (n,)
+    backend : Backend
+        Where the bytes are to be.
 
     Raises
     ------
@@ -387,10 +407,14 @@ def gather(content: Content, base: int, offset: np.ndarray, length: np.ndarray) 
     begin, end = start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
     places = np.cumsum(end - begin) - (end - begin)
     if len(first) == 1:
-        return read_array(content, base + int(begin[0]), int(end[0] - begin[0])), offset - begin[0]
-    heap = np.empty(int((end - begin).sum()), np.uint8)
+        span = base + int(begin[0]), int(end[0] - begin[0])
+        return _on_device(content, *span, backend) if backend.is_gpu else read_array(content, *span), offset - begin[0]
+    with active(backend):
+        heap = backend.xp.empty(int((end - begin).sum()), np.uint8)
     for a, b, place in zip(begin.tolist(), end.tolist(), places.tolist(), strict=True):
-        if content.read_into(base + a, heap[place : place + b - a]) != b - a:
+        if backend.is_gpu:
+            heap[place : place + b - a] = _on_device(content, base + a, b - a, backend)
+        elif content.read_into(base + a, heap[place : place + b - a]) != b - a:
             raise InputError(f"data are truncated: {b - a} bytes expected from byte {base + a}")
     moved = np.empty_like(offset)
     moved[order] = start - (begin - places)[np.cumsum(new) - 1]
@@ -412,7 +436,7 @@ def fault(plan: Plan, status: np.ndarray) -> InputError:
     bad = np.flatnonzero(status)
     i = int(bad[0])
     tiles = plan.tiles
-    stream = plan.heap[tiles.offset[i] : tiles.offset[i] + tiles.length[i]].tobytes()
+    stream = to_host(plan.heap[tiles.offset[i] : tiles.offset[i] + tiles.length[i]]).tobytes()
     pixels = int(np.prod(tiles.extent[i]))
     said = kernel.FAULTS[int(status[i])] + f" ({len(stream)} bytes, {pixels} pixels)"
     codec = int(tiles.codec[i])

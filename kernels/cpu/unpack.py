@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tiles of the codecs that no device decodes, as bytes that one can store from: inflated elements, or 32-bit integers."""
+"""Tiles of the codecs that no device decodes, as bytes to store from: inflated elements, or 32-bit integers."""
 
 from __future__ import annotations
 

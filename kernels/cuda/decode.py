@@ -90,9 +90,9 @@ def decode(
     if count := len(lists[0]):
         lanes = _lanes(count)
         groups = RICE_THREADS // lanes
-        arguments = (heap, size, there, np.int32(n), there[ends[2] :], np.int32(count), numbers, out, plane, found)
+        of_rice = (heap, size, there, np.int32(n), there[ends[2] :], np.int32(count), numbers, out, plane, found)
         function = kernel("decode.cu", "rice_tiles", (str(lanes),))
-        function((-(-count // groups),), (RICE_THREADS,), arguments)
+        function((-(-count // groups),), (RICE_THREADS,), of_rice)
     if count := len(lists[1]):
         share = -(-int(pixels[lists[1]].max()) // SPAN)
         unpacked = backend.asarray(data)

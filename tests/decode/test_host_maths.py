@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""decode.cuh on the host, under the sanitizers: sound and damaged streams as the twin decodes them, places, elements."""
+"""decode.cuh on the host, under the sanitizers: streams as the twin decodes them, places, elements."""
 
 import numpy as np
 import pytest

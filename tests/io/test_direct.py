@@ -29,9 +29,6 @@ RANGES = [(0, SIZE), (0, 4096), (2880, 5000), (4096, 4096), (SIZE - 1, 1), (SIZE
 @pytest.fixture
 def device(monkeypatch):
     support_standin.install(monkeypatch)
-    monkeypatch.setattr(staging, "cupy", support_standin.Cupy)
-    monkeypatch.setattr(direct, "cupy", support_standin.Cupy)
-    monkeypatch.setattr(direct, "cuda_device_count", lambda: (1, ""))
     return Backend("cuda", 0, "cuda")
 
 

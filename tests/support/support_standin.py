@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 
 from skydelta.kernels import backend as backends
-from skydelta.kernels.core import devices, fused, spec
+from skydelta.kernels.core import fused, spec
 
 
 class OnDevice(np.ndarray):
@@ -203,6 +203,7 @@ def _returns(launch):
 def install(monkeypatch):
     """Put the device in place until the end of a test; a Counter of bytes, copies and the largest copy each way."""
     module, counted = Cupy(), Counter()
+    real_cupy, real_count = backends.cupy, backends.cuda_device_count
     real_resolve = spec.resolve_target
 
     def resolve_target(target):
@@ -246,17 +247,15 @@ def install(monkeypatch):
         return real.get(name) or Namespace(importlib.import_module(name.removeprefix("cupyx.")))
 
     plain_module = backends._module
-    monkeypatch.setattr(backends, "cupy", lambda: module)
-    monkeypatch.setattr(devices, "cupy", lambda: module)
     monkeypatch.setattr(backends, "_module", lambda n: library(n) if n.startswith("cupyx") else plain_module(n))
     monkeypatch.setattr(backends, "_kinds", {})
-    monkeypatch.setattr(backends, "cuda_device_count", lambda: (1, ""))
-    monkeypatch.setattr(devices, "cuda_device_count", lambda: (1, ""))
     monkeypatch.setattr(backends.Backend, "asarray", asarray)
     monkeypatch.setattr(spec, "resolve_target", resolve_target)
     monkeypatch.setattr(fused.FusedKernel, "_on_device", on_device)
-    real_to_host = backends.to_host
+    replaced = {"to_host": (backends.to_host, to_host), "cupy": (real_cupy, lambda: module)}
+    replaced["cuda_device_count"] = real_count, lambda: (1, "")
     for found in [m for n, m in list(sys.modules.items()) if n.startswith("skydelta.")]:
-        if getattr(found, "to_host", None) is real_to_host:
-            monkeypatch.setattr(found, "to_host", to_host)
+        for name, (real, standin) in replaced.items():
+            if getattr(found, name, None) is real:
+                monkeypatch.setattr(found, name, standin)
     return counted

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading onto a device, on arrays that refuse to mix with the host's: the same pixels, masks, notes and errors."""
+
+import numpy as np
+import pytest
+import support_standin
+from astropy.io import fits
+
+import skydelta
+from skydelta.errors import InputError
+from skydelta.io import staging
+from skydelta.io.fits.reader import open_file
+
+SHAPE = (70, 90)
+
+
+def forms(rng):
+    """{name: image HDU}"""
+    floats = rng.normal(100, 5, SHAPE).astype(np.float32)
+    floats[3, 4], floats[5, 6], floats[7, 8] = np.nan, np.inf, 0
+    short = rng.integers(-300, 300, SHAPE).astype(np.int16)
+    blank = fits.ImageHDU(short)
+    blank.header["BLANK"], blank.header["BSCALE"], blank.header["BZERO"] = -7, 0.5, 3.0
+
+    def coded(data, kind, **more):
+        return fits.CompImageHDU(data, compression_type=kind, **more)
+
+    return {
+        "float": fits.ImageHDU(floats),
+        "unsigned": fits.ImageHDU(short.astype(np.uint16)),
+        "blank": blank,
+        "rice": coded(short, "RICE_1", tile_shape=(7, 30)),
+        "rice unsigned": coded(short.astype(np.uint16), "RICE_1"),
+        "quantised": coded(np.where(np.isinf(floats), 1, floats), "RICE_1", quantize_method=2, quantize_level=4),
+        "gzip": coded(floats, "GZIP_2", quantize_level=0),
+        "plio": coded(np.abs(short).astype(np.int32), "PLIO_1"),
+        "hcompress": coded(short, "HCOMPRESS_1", tile_shape=(35, 45)),
+        "nocompress": coded(short, "NOCOMPRESS", tile_shape=(9, 31)),
+    }
+
+
+@pytest.fixture
+def path(tmp_path, rng):
+    path = tmp_path / "a.fits"
+    made = forms(rng)
+    for name, hdu in made.items():
+        hdu.name = name.upper().replace(" ", "_")
+    fits.HDUList([fits.PrimaryHDU(), *made.values()]).writeto(path)
+    return path
+
+
+def test_pixels_and_sections(monkeypatch, path):
+    boxes = [None, (slice(10, 31), slice(5, 77)), (slice(0, 70), slice(60, 61))]
+    with open_file(path) as file:
+        asked = [(h, box, dtype) for h in file.hdus[1:] for box in boxes for dtype in ("native", "float32")]
+        want = [file.pixels(h.index, box, dtype) for h, box, dtype in asked]
+        support_standin.install(monkeypatch)
+        monkeypatch.setattr(staging, "PIECE", 4096)
+        for (h, box, dtype), pixels in zip(asked, want, strict=True):
+            got = file.pixels(h.index, box, dtype, device="cuda")
+            assert isinstance(got, support_standin.OnDevice)
+            assert got.dtype == pixels.dtype
+            np.testing.assert_array_equal(got.get(), pixels, err_msg=h.name)
+
+
+def test_narrow_sections_take_their_own_bytes(monkeypatch, tmp_path, rng):
+    image = rng.normal(0, 1, (5, 20, 9000)).astype(np.float32)
+    fits.PrimaryHDU(image).writeto(tmp_path / "wide.fits")
+    box = (slice(1, 4), slice(3, 20), slice(8000, 8010))
+    support_standin.install(monkeypatch)
+    with open_file(tmp_path / "wide.fits") as file:
+        before = file.counted.bytes
+        np.testing.assert_array_equal(file.pixels(0, box, device="cuda").get(), image[box])
+        assert file.counted.bytes - before < image.nbytes
+
+
+def assert_same(a, b):
+    for name in ("image", "variance", "mask"):
+        x, y = (np.asarray(getattr(e, name)) for e in (a, b))
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y, err_msg=name)
+    assert {**a.notes, "read": 0} == {**b.notes, "read": 0}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "native"])
+def test_exposures(monkeypatch, path, dtype):
+    with open_file(path) as file:
+        names = [h.name for h in file.hdus[1:]]
+    want = [skydelta.read(path, image=name, dtype=dtype, device="cpu") for name in names]
+    support_standin.install(monkeypatch)
+    one = [skydelta.read(path, image=name, dtype=dtype, device="cuda") for name in names]
+    many = list(skydelta.read_many([path], names, dtype=dtype, device="cuda", depth=3))
+    for found in (one, many):
+        assert all(isinstance(e.image, support_standin.OnDevice) and e.backend.is_gpu for e in found)
+        for a, b in zip(found, want, strict=True):
+            assert_same(a, b)
+
+
+def test_planes_beside_the_image(monkeypatch, tmp_path, rng):
+    image = rng.normal(100, 3, SHAPE).astype(np.float32)
+    hdus = [
+        fits.CompImageHDU(image, name="SCI", quantize_level=16),
+        fits.CompImageHDU(0 * image + 9, name="VAR", compression_type="GZIP_2", quantize_level=0),
+        fits.ImageHDU((image > 105).astype(np.int32), name="DQ"),
+    ]
+    fits.HDUList([fits.PrimaryHDU(), *hdus]).writeto(tmp_path / "a.fits")
+    want = skydelta.read(tmp_path / "a.fits", device="cpu")
+    support_standin.install(monkeypatch)
+    assert_same(skydelta.read(tmp_path / "a.fits", device="cuda"), want)
+
+
+@pytest.mark.parametrize("name", ["RICE", "QUANTISED", "GZIP", "FLOAT"])
+def test_damage_is_told_in_the_same_words(monkeypatch, path, name):
+    with open_file(path) as file:
+        hdu = file.find(name)
+        place = hdu.data + hdu.size - 40
+    raw = bytearray(path.read_bytes())
+    raw[place : place + 40] = b"\xff" * 40
+    if name == "FLOAT":
+        del raw[hdu.data + 100 :]
+    said = []
+    for device in ("cpu", "cuda"):
+        with monkeypatch.context() as patch:
+            if device == "cuda":
+                support_standin.install(patch)
+            with pytest.raises(InputError) as caught:
+                skydelta.read(bytes(raw), image=name, device=device)
+            said.append(str(caught.value))
+    assert said[0] == said[1]
