@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reading FITS images on the CPU against astropy and fitsio, in turn, from a warm page cache.
 
-python benchmarks/fits_read.py [--size 4096] [--rounds 7] [--only rice] [--threads 2] [--out FILE.json]
+python benchmarks/fits_read.py [--size 4096] [--rounds 7] [--only rice] [--threads 2] [--device cpu] [--out FILE.json]
 
 One star field in every form that surveys use, written by astropy. Each round reads with every reader once, and all must
 return the same pixels. MB/s of decoded pixels (1 MB = 1e6 bytes) are those of the median round. The gain is the median
 over the rounds of the time of the faster peer, which is astropy without a map or fitsio, over ours: other work on the
 machine slows both. Since readers use one or more threads, the gain in processor time stands beside it. astropy's
 default, which maps raw files, is a column of its own: a map cannot be used where a file may shrink meanwhile, and it
-saves the copy. fitsio is compared with when it is installed.
+saves the copy. fitsio is compared with when it is installed. ``--device cuda`` measures reading onto a device instead
+(`fits_device`).
 """
 
 import argparse
@@ -22,12 +23,16 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 
+import fits_device
 import numba
 import numpy as np
 from astropy.io import fits
+from record import record
 
 from skydelta.io.fits import pixels
 from skydelta.io.fits.reader import open_file
+from skydelta.kernels.backend import cupy, resolve
+from skydelta.kernels.core.devices import active
 
 warnings.filterwarnings("ignore")
 
@@ -103,8 +108,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="")
     parser.add_argument("--threads", type=int, default=numba.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--folder", type=Path, help="where files are written")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
+    if (backend := resolve(a.device)).is_gpu:
+        on_device(a, backend)
+        return
     readers = {
         "skydelta": ours("native", a.threads),
         "as float32": ours("float32", a.threads),
@@ -116,7 +126,7 @@ def main():
     print(f"{a.size} x {a.size}, {a.threads} threads, {a.rounds} rounds, MB/s of decoded pixels")
     print(f"{'':36s}{'ratio':>6s}" + "".join(f"{name:>12s}" for name in readers) + f"{'gain':>8s}{'cpu gain':>10s}")
     table, load = {}, os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder:
         path = Path(folder) / "image.fits"
         for name, (array, options) in forms(scene(a.size)).items():
             if a.only.lower() not in name.lower():
@@ -143,6 +153,15 @@ def main():
             | ({"fitsio": importlib.import_module("fitsio").__version__} if "fitsio" in readers else {}),
         }  # fmt: skip
         a.out.write_text(json.dumps({**about, "forms": table}, indent=1) + "\n")
+
+
+def on_device(a, backend):
+    """The tables of `fits_device`."""
+    wanted = {name: form for name, form in forms(scene(a.size)).items() if a.only.lower() in name.lower()}
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder, active(backend):
+        result = fits_device.run(wanted, folder, backend, a.rounds)
+    name = cupy().cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
+    record({"device": name, "size": a.size, "state": "warm page cache", **result}, a.out)
 
 
 def compared(readers, path, rounds):

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reading FITS images onto a CUDA device: called by ``fits_read.py --device cuda``.
+
+Three tables, from a warm page cache, in GB/s (1e9 bytes). Transfer: of the file, the rate at which KvikIO and page-
+locked staging bring the bytes of a raw one into device memory, and that of reading its pixels (bytes, byte order,
+scaling, mask). Kernel: of float32 pixels, the decoding of Rice tiles alone, by events, for one image and for a batch
+in one launch, by the number of lanes that share a tile; and its time over that of a device copy of the least bytes
+(stored ones in, pixels out). Files: of float32 pixels, from opening to pixels and mask on the device, by one thread
+and by several with a stream each.
+"""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from astropy.io import fits
+from events import copy_rate, milliseconds
+
+from skydelta.io import direct, staging
+from skydelta.io.fits import pixels, tiled
+from skydelta.io.fits.reader import open_file
+from skydelta.io.routes import open_source
+from skydelta.kernels import decode as front
+from skydelta.kernels.backend import cupy, to_host
+from skydelta.kernels.core.devices import active, streams
+from skydelta.kernels.cuda import decode as launcher
+
+BATCH = 16
+LANES = (8, 16, 32)
+THREADS = (1, 4, 8)
+
+
+def seconds(run, repeat):
+    """Median time of a run that ends with the device, after two that are not counted."""
+    times = []
+    for i in range(repeat + 2):
+        cupy().cuda.Device().synchronize()
+        begin = time.perf_counter()
+        run()
+        cupy().cuda.Device().synchronize()
+        if i > 1:
+            times.append(time.perf_counter() - begin)
+    return float(np.median(times))
+
+
+def flagged(file, backend):
+    """Pixels and mask of HDU 1 on a device."""
+    flags = pixels.Flags(16)
+    return file.read(file.hdus[1], "float32", None, flags, backend)[1], flags.mask
+
+
+def transfers(path, backend, repeat):
+    """GB/s of a raw file by each route that there is: bytes alone, and pixels with their mask."""
+    with open_file(path) as file:
+        start, size = file.hdus[1].data, file.hdus[1].size
+        want = file.pixels(1)
+    out = {}
+    for route, switch in (("page-locked", "off"), ("kvikio", "on")):
+        os.environ[direct.SWITCH] = switch
+        direct.probe.cache_clear()
+        if switch == "on" and not direct.probe(backend.index).usable:
+            out[route] = {"missing": direct.probe(backend.index).why}
+            continue
+        content, counted, _ = open_source(path)
+        with open_file(path) as file:
+            np.testing.assert_array_equal(to_host(flagged(file, backend)[0]), want)
+            row = {
+                "bytes": size / seconds(lambda c=content: staging.to_device(c, start, size, backend), repeat) / 1e9,
+                "pixels": size / seconds(lambda f=file: flagged(f, backend), repeat) / 1e9,
+            }
+        content.close()
+        if switch == "on":
+            assert counted.device_bytes
+            row["by_backend"] = direct.probe(backend.index).seen["by_backend"]
+        out[route] = row
+    os.environ[direct.SWITCH] = "auto"
+    rates = [r["bytes"] for r in out.values() if "bytes" in r]
+    for row in out.values():
+        if "pixels" in row:
+            row["pixels_over_best_bytes"] = row["pixels"] / max(rates)
+    return out
+
+
+def launches(run):
+    """The kernels that a run launches, as functions without arguments."""
+    found, real = [], launcher.kernel
+
+    def recording(*what):
+        function = real(*what)
+
+        def launch(*args, **more):
+            found.append(lambda: function(*args, **more))
+            function(*args, **more)
+
+        return launch
+
+    launcher.kernel = recording
+    try:
+        run()
+    finally:
+        launcher.kernel = real
+    return found
+
+
+def kernels(path, backend, copies, rate):
+    """The decoding of ``copies`` of an image in one launch: ms, GB/s of float32 pixels, multiple of the copy's time."""
+    with open_file(path) as file:
+        hdu = file.hdus[1]
+        form = pixels.scaling(hdu)[0]
+        plan = tiled.plan(hdu, file.content, form.stored, tuple(slice(0, n) for n in hdu.shape), backend)
+        want = file.pixels(1, dtype="float32")
+    n, (h, w) = len(plan.tiles), hdu.shape
+    tiles = plan.tiles.take(np.tile(np.arange(n), copies))
+    number = np.repeat(np.arange(copies), n)
+    tiles.origin[:, 0] += h * number
+    tiles.offset[:] += len(plan.heap) * number
+    heap = backend.xp.concatenate([plan.heap] * copies)
+    shape = (h * copies, w)
+    out, mask = backend.xp.full(shape, 7, np.float32), backend.xp.zeros(shape, np.int32)
+    form = front.Form(
+        form.stored, form.scale, form.zero, form.flip, form.blank, plan.form.exact_zero, plan.form.rice_block,
+        plan.form.rice_bytes,
+    )  # fmt: skip
+    rows, usual = {}, launcher.SHARED
+    for lanes in LANES:
+        launcher.SHARED = ((0, lanes),)
+        try:
+            found = launches(lambda: front.decode(out, heap, tiles, form, mask=mask, mask_bit=16))
+        finally:
+            launcher.SHARED = usual
+        np.testing.assert_array_equal(to_host(out[-h:]), want)
+        ms = sum(milliseconds(launch) for launch in found)
+        floor = (heap.size + out.nbytes) / rate / 1e6
+        rows[f"{lanes} lanes"] = {"ms": ms, "GB_per_s": out.nbytes / ms / 1e6, "times_copy_floor": ms / floor}
+    whole = 1e3 * seconds(lambda: front.decode(out, heap, tiles, form, mask=mask, mask_bit=16), 10)
+    rows["whole call"] = {"ms": whole, "GB_per_s": out.nbytes / whole / 1e6, "lanes": launcher._lanes(len(tiles))}
+    return rows
+
+
+def files(path, backend, repeat):
+    """GB/s of float32 pixels from opening `BATCH` files to their pixels and masks on the device."""
+    out = {}
+    for threads in THREADS:
+        own = streams(backend, threads)
+
+        def some(k, own=own, threads=threads):
+            with active(backend, own[k]):
+                for _ in range(k, BATCH, threads):
+                    with open_file(path) as file:
+                        size = flagged(file, backend)[0].nbytes
+                own[k].synchronize()
+            return size
+
+        with ThreadPoolExecutor(threads) as pool:
+            took = seconds(lambda p=pool, s=some, t=threads: list(p.map(s, range(t))), max(2, repeat // 2))
+            out[f"{threads} threads"] = BATCH * some(0) / took / 1e9
+    return out
+
+
+def run(forms, folder, backend, repeat):
+    """All tables; ``forms`` as in ``fits_read.py``."""
+    rate = copy_rate()
+    result = {"copy_GB_per_s": rate, "transfer": {}, "kernel": {}, "files": {}}
+    for name, (array, options) in forms.items():
+        if not name.startswith(("raw", "RICE_1", "GZIP_2 float32 dither")):
+            continue
+        path = Path(folder) / "image.fits"
+        hdu = fits.ImageHDU(array) if options is None else fits.CompImageHDU(array, **options)
+        fits.HDUList([fits.PrimaryHDU(), hdu]).writeto(path, overwrite=True)
+        if options is None:
+            result["transfer"][name] = transfers(path, backend, repeat)
+        elif name.startswith("RICE_1"):
+            result["kernel"][name] = {f"{n} images": kernels(path, backend, n, rate) for n in (1, BATCH)}
+        result["files"][name] = files(path, backend, repeat)
+        print(name, {table: result[table].get(name) for table in ("transfer", "kernel", "files")}, flush=True)
+        with suppress(OSError):
+            path.unlink()
+    return rounded(result)
+
+
+def rounded(value):
+    """Numbers of a nested result to three digits behind the point."""
+    if isinstance(value, dict):
+        return {key: rounded(v) for key, v in value.items()}
+    return round(value, 3) if isinstance(value, float) else value

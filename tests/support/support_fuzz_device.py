@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Damaged tiles by the million on a CUDA device: the same faults, and the same pixels of sound tiles, as on the host.
+
+python tests/support/support_fuzz_device.py [--tiles 2000000] [--rows 20000] [--seed 1]
+
+Run it under compute-sanitizer with fewer tiles to see reads and writes outside of buffers.
+"""
+
+import argparse
+import sys
+from collections import Counter
+
+import numpy as np
+from support_tiles import damaged_rows
+
+from skydelta.kernels import decode as front
+from skydelta.kernels.backend import CPU, resolve, to_host
+
+
+def compare(seed, rows, backend):
+    """Decode one batch on the host and on a device; Counter of faults.
+
+    Raises
+    ------
+    AssertionError
+        They differ.
+    """
+    rng = np.random.default_rng((seed, 7))
+    heap, tiles, form = damaged_rows(rng, rows, int(rng.integers(1, 500)))
+    dtype = "float32" if rng.integers(2) else form.native(False)
+    shape = (rows, int(tiles.extent[0, 1]))
+    results = []
+    for place in (CPU, backend):
+        image, mask = place.asarray(np.full(shape, 3, dtype)), place.asarray(np.zeros(shape, np.int32))
+        done = front.decode(image, place.asarray(heap), tiles, form, mask=mask, mask_bit=4)
+        results.append((done, to_host(image), to_host(mask)))
+    (want, image, mask), (got, other, flags) = results
+    np.testing.assert_array_equal(got.status, want.status)
+    sound = want.status == 0
+    np.testing.assert_array_equal(other[sound], image[sound])
+    np.testing.assert_array_equal(flags[sound], mask[sound])
+    for name in ("nulls", "missing", "infinite"):
+        np.testing.assert_array_equal(getattr(got, name)[sound], getattr(want, name)[sound], err_msg=name)
+    return Counter(want.status.tolist())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiles", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    a = parser.parse_args()
+    backend, total = resolve("cuda"), Counter()
+    for i in range(-(-a.tiles // a.rows)):
+        total += compare((a.seed << 20) + i, a.rows, backend)
+    said = {front.FAULTS.get(k, "sound"): n for k, n in sorted(total.items())}
+    print(f"{sum(total.values())} tiles on {backend.name}, seed {a.seed}: {said}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
