@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The Rice kernel whole on the host, under the sanitizers, with several tiles in a warp: sound rows and damaged ones."""
+"""The Rice kernel whole on the host, under the sanitizers, with several tiles in a warp: sound and damaged rows."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Damaged tiles by the million on a CUDA device: the same faults, and the same pixels of sound tiles, as on the host.
 
-python tests/support/support_fuzz_device.py [--tiles 2000000] [--rows 20000] [--seed 1]
+python tests/support/support_fuzz_device.py [--tiles 2000000] [--rows 20000] [--seed 1] [--alone]
 
-Run it under compute-sanitizer with fewer tiles to see reads and writes outside of buffers.
+Run it under compute-sanitizer with fewer tiles and ``--alone``, which takes every buffer from the driver and none from
+a pool, to see reads and writes outside of buffers.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import numpy as np
 from support_tiles import damaged_rows
 
 from skydelta.kernels import decode as front
-from skydelta.kernels.backend import CPU, resolve, to_host
+from skydelta.kernels.backend import CPU, cupy, resolve, to_host
 
 
 def compare(seed, rows, backend):
@@ -49,7 +50,10 @@ def main():
     parser.add_argument("--tiles", type=int, default=2_000_000)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alone", action="store_true")
     a = parser.parse_args()
+    if a.alone:
+        cupy().cuda.set_allocator(None)
     backend, total = resolve("cuda"), Counter()
     for i in range(-(-a.tiles // a.rows)):
         total += compare((a.seed << 20) + i, a.rows, backend)
