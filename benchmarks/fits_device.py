@@ -3,16 +3,17 @@
 
 Three tables, from a warm page cache, in GB/s (1e9 bytes). Transfer: of the file, the rate at which KvikIO and page-
 locked staging bring the bytes of a raw one into device memory, and that of reading its pixels (bytes, byte order,
-scaling, mask). Kernel: of float32 pixels, the decoding of Rice tiles alone, by events, for one image and for a batch
-in one launch, by the number of lanes that share a tile; and its time over that of a device copy of the least bytes
-(stored ones in, pixels out). Files: of float32 pixels, from opening to pixels and mask on the device, by one thread
-and by several with a stream each.
+scaling, mask). Kernel: of float32 pixels, the decoding of Rice tiles alone, by events, for parts of an image, one
+image and a batch in one launch, by the number of lanes that share a tile; and its time over that of a device copy of
+the least bytes (stored ones in, pixels out). Files: of float32 pixels, from opening to pixels and mask on the device,
+by one thread and by several with a stream each.
 """
 
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,14 @@ from skydelta.io.fits import pixels, tiled
 from skydelta.io.fits.reader import open_file
 from skydelta.io.routes import open_source
 from skydelta.kernels import decode as front
-from skydelta.kernels.backend import cupy, to_host
-from skydelta.kernels.core.devices import active, streams
+from skydelta.kernels.backend import backend_of, cupy, to_host
+from skydelta.kernels.core.devices import active, pinned, streams
 from skydelta.kernels.cuda import decode as launcher
 
 BATCH = 16
-LANES = (8, 16, 32)
+LANES = (4, 8, 16, 32)
+PARTS = (16, 4)
+"""What part of an image's tiles is decoded alone too."""
 THREADS = (1, 4, 8)
 
 
@@ -52,6 +55,14 @@ def flagged(file, backend):
     return file.read(file.hdus[1], "float32", None, flags, backend)[1], flags.mask
 
 
+def bus_rate():
+    """GB/s of one copy of 256 MiB from page-locked memory: the ceiling of every way over the bus."""
+    place = pinned(1 << 28)
+    place[:] = 1
+    target, stream = cupy().empty(place.size, np.uint8), cupy().cuda.get_current_stream()
+    return 1e-6 * place.size / milliseconds(lambda: target.set(place, stream))
+
+
 def transfers(path, backend, repeat):
     """GB/s of a raw file by each route that there is: bytes alone, and pixels with their mask."""
     with open_file(path) as file:
@@ -60,7 +71,6 @@ def transfers(path, backend, repeat):
     out = {}
     for route, switch in (("page-locked", "off"), ("kvikio", "on")):
         os.environ[direct.SWITCH] = switch
-        direct.probe.cache_clear()
         if switch == "on" and not direct.probe(backend.index).usable:
             out[route] = {"missing": direct.probe(backend.index).why}
             continue
@@ -105,38 +115,49 @@ def launches(run):
     return found
 
 
-def kernels(path, backend, copies, rate):
-    """The decoding of ``copies`` of an image in one launch: ms, GB/s of float32 pixels, multiple of the copy's time."""
+def kernels(path, backend, rate):
+    """Of so many tiles of an image, or copies of it, in one launch: ms, GB/s of pixels, multiple of the copy's time."""
     with open_file(path) as file:
         hdu = file.hdus[1]
         form = pixels.scaling(hdu)[0]
         plan = tiled.plan(hdu, file.content, form.stored, tuple(slice(0, n) for n in hdu.shape), backend)
         want = file.pixels(1, dtype="float32")
-    n, (h, w) = len(plan.tiles), hdu.shape
-    tiles = plan.tiles.take(np.tile(np.arange(n), copies))
-    number = np.repeat(np.arange(copies), n)
+    form = replace(plan.form, scale=form.scale, zero=form.zero, flip=form.flip, blank=form.blank)
+    n = len(plan.tiles)
+    counts = sorted({*(max(n // part, 1) for part in PARTS), n, BATCH * n})
+    return {f"{count} tiles": launched(plan, form, count, want, rate) for count in counts}
+
+
+def launched(plan, form, count, want, rate):
+    """The row of `kernels` for ``count`` tiles, by the number of lanes, and the whole call."""
+    n, (h, w), backend = len(plan.tiles), want.shape, backend_of(plan.heap)
+    tiles = plan.tiles.take(np.arange(count) % n)
+    number = np.arange(count) // n
     tiles.origin[:, 0] += h * number
     tiles.offset[:] += len(plan.heap) * number
-    heap = backend.xp.concatenate([plan.heap] * copies)
-    shape = (h * copies, w)
+    heap = backend.xp.concatenate([plan.heap] * -(-count // n))
+    shape = (int((tiles.origin + tiles.extent)[:, 0].max()), w)
     out, mask = backend.xp.full(shape, 7, np.float32), backend.xp.zeros(shape, np.int32)
-    form = front.Form(
-        form.stored, form.scale, form.zero, form.flip, form.blank, plan.form.exact_zero, plan.form.rice_block,
-        plan.form.rice_bytes,
-    )  # fmt: skip
+    decoded = 4 * int(tiles.pixels().sum())
+    floor = (int(tiles.length.sum()) + decoded) / rate / 1e6
     rows, usual = {}, launcher.SHARED
+
+    def whole():
+        front.decode(out, heap, tiles, form, mask=mask, mask_bit=16)
+
     for lanes in LANES:
         launcher.SHARED = ((0, lanes),)
         try:
-            found = launches(lambda: front.decode(out, heap, tiles, form, mask=mask, mask_bit=16))
+            found = launches(whole)
         finally:
             launcher.SHARED = usual
-        np.testing.assert_array_equal(to_host(out[-h:]), want)
+        last = tiles.origin[-1] + tiles.extent[-1]
+        if last[1] == w:  # the last rows are whole
+            np.testing.assert_array_equal(to_host(out[-h:]), want[: min(h, len(out))])
         ms = sum(milliseconds(launch) for launch in found)
-        floor = (heap.size + out.nbytes) / rate / 1e6
-        rows[f"{lanes} lanes"] = {"ms": ms, "GB_per_s": out.nbytes / ms / 1e6, "times_copy_floor": ms / floor}
-    whole = 1e3 * seconds(lambda: front.decode(out, heap, tiles, form, mask=mask, mask_bit=16), 10)
-    rows["whole call"] = {"ms": whole, "GB_per_s": out.nbytes / whole / 1e6, "lanes": launcher._lanes(len(tiles))}
+        rows[f"{lanes} lanes"] = {"ms": ms, "GB_per_s": decoded / ms / 1e6, "times_copy_floor": ms / floor}
+    ms = 1e3 * seconds(whole, 10)
+    rows["whole call"] = {"ms": ms, "GB_per_s": decoded / ms / 1e6, "lanes": launcher._lanes(count)}
     return rows
 
 
@@ -163,7 +184,7 @@ def files(path, backend, repeat):
 def run(forms, folder, backend, repeat):
     """All tables; ``forms`` as in ``fits_read.py``."""
     rate = copy_rate()
-    result = {"copy_GB_per_s": rate, "transfer": {}, "kernel": {}, "files": {}}
+    result = {"copy_GB_per_s": rate, "bus_GB_per_s": bus_rate(), "transfer": {}, "kernel": {}, "files": {}}
     for name, (array, options) in forms.items():
         if not name.startswith(("raw", "RICE_1", "GZIP_2 float32 dither")):
             continue
@@ -173,7 +194,7 @@ def run(forms, folder, backend, repeat):
         if options is None:
             result["transfer"][name] = transfers(path, backend, repeat)
         elif name.startswith("RICE_1"):
-            result["kernel"][name] = {f"{n} images": kernels(path, backend, n, rate) for n in (1, BATCH)}
+            result["kernel"][name] = kernels(path, backend, rate)
         result["files"][name] = files(path, backend, repeat)
         print(name, {table: result[table].get(name) for table in ("transfer", "kernel", "files")}, flush=True)
         with suppress(OSError):
@@ -182,7 +203,7 @@ def run(forms, folder, backend, repeat):
 
 
 def rounded(value):
-    """Numbers of a nested result to three digits behind the point."""
+    """Numbers of a nested result to four digits behind the point."""
     if isinstance(value, dict):
         return {key: rounded(v) for key, v in value.items()}
-    return round(value, 3) if isinstance(value, float) else value
+    return round(value, 4) if isinstance(value, float) else value
