@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""decode.cuh on the host, under the sanitizers: streams as the twin decodes them, places, elements."""
+"""decode.cuh on the host, under the sanitizers: streams as the twin decodes them, places, elements; built once."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from skydelta.kernels.cpu import decode_rice, reference_decode
 from skydelta.kernels.dither import dither_table
 
 RICE = """
-using namespace decode;
 const auto tile = [](const unsigned char* bytes, long long length, int pixels, int block, int width, int* to) {
   if (length < width / 8) return SHORT;
   Stream stream(bytes, length);
@@ -44,102 +45,134 @@ for (long long t = 0; t < n_offset; ++t) {
   std::vector<unsigned char> own(length[t] + shift);
   for (long long i = 0; i < length[t]; ++i) own[i + shift] = heap[offset[t] + i];
   own.shrink_to_fit();
-  status[t] = tile(own.data() + shift, length[t], PIXELS, BLOCK, WIDTH, out + t * PIXELS);
+  status[t] = tile(own.data() + shift, length[t], rice_form[3 * t], rice_form[3 * t + 1], rice_form[3 * t + 2],
+                   streams + first[t]);
 }
 """
+STARTS, NUMBERS = (0, 41, 9998, 9999), 31000
+DITHER = """
+for (long long i = 0; i < n_numbers; ++i)
+  numbers[i] = table[number_index(table, starts[i / (n_numbers / n_starts)], i % (n_numbers / n_starts))];
+"""
+WINDOW, CORNER, ORIGIN, EXTENT = (3, 7, 9), (1, -2, 4), (0, 1, 2), (4, 5, 6)
+PLACES = """
+Form form{};
+Tile piece{};
+Box box{};
+form.axes = 3;
+for (int d = 0; d < 3; ++d) {
+  form.shape[d] = geometry[d];
+  form.corner[d] = geometry[3 + d];
+  box.origin[d] = geometry[6 + d];
+  box.extent[d] = geometry[9 + d];
+}
+for (int j = 0; j < n_places; ++j) places[j] = place_of(form, piece, box, j);
+"""
+WIDTHS, COUNT = (1, 2, 4, 8), 101
+ELEMENTS = """
+long long from = 0;
+for (int k = 0; k < n_widths; ++k) {
+  Tile elements{};
+  elements.pixels = COUNT;
+  elements.width = widths[k];
+  for (int shift = 0; shift < 4; ++shift) {
+    std::vector<unsigned char> own(shift + COUNT * widths[k]);
+    for (int i = 0; i < COUNT * widths[k]; ++i) own[shift + i] = big[from + i];
+    elements.layout = BIG;
+    for (int j = 0; j < COUNT; ++j) values[(5 * k + shift) * COUNT + j] = element(own.data() + shift, elements, j);
+  }
+  elements.layout = Layout::PLANES;
+  for (int j = 0; j < COUNT; ++j) values[(5 * k + 4) * COUNT + j] = element(planes + from, elements, j);
+  from += COUNT * widths[k];
+}
+""".replace("COUNT", str(COUNT))
 
 
-@pytest.mark.parametrize(("seed", "pixels"), [(1, 130), (3, 65), (8, 33), (10, 400)])
-def test_rice_streams_sound_and_damaged(tmp_path, seed, pixels):
-    rows = 4000
-    heap, tiles, form = damaged_rows(np.random.default_rng(seed), rows, pixels)
-    keep = (tiles.offset >= 0) & (tiles.length >= 0) & (tiles.offset <= heap.size)
-    keep &= tiles.length <= heap.size - np.where(keep, tiles.offset, 0)
-    keep &= tiles.length < 10000
-    tiles = tiles.take(np.flatnonzero(keep))
-    n = len(tiles)
-    want, status = np.zeros((n, pixels), np.int32), np.zeros(n, np.int32)
-    first = np.arange(n) * pixels
-    every = np.full(n, pixels, np.int64)
-    decode_rice.decode(
-        heap, tiles.offset, tiles.length, first, every, want.reshape(-1), form.rice_block, form.rice_bytes, status
+def streams():
+    """Sound and damaged streams of every integer and both sizes of blocks: heap, tiles, form of each, twin's answer."""
+    heaps, offset, length, forms, want, status = [], [], [], [], [], []
+    for seed, pixels in [(1, 130), (11, 65), (3, 33), (10, 400)]:
+        heap, tiles, form = damaged_rows(np.random.default_rng(seed), 2500, pixels)
+        keep = (tiles.offset >= 0) & (tiles.length >= 0) & (tiles.offset <= heap.size)
+        keep &= tiles.length <= heap.size - np.where(keep, tiles.offset, 0)
+        tiles = tiles.take(np.flatnonzero(keep & (tiles.length < 10000)))
+        n = len(tiles)
+        out, found = np.zeros(n * pixels, np.int32), np.zeros(n, np.int32)
+        decode_rice.decode(
+            heap, tiles.offset, tiles.length, np.arange(n) * pixels, np.full(n, pixels, np.int64), out,
+            form.rice_block, form.rice_bytes, found,
+        )  # fmt: skip
+        offset.append(tiles.offset + sum(h.size for h in heaps))
+        heaps.append(heap)
+        length.append(tiles.length)
+        forms.append(np.tile(np.array([[pixels, form.rice_block, 8 * form.rice_bytes]], np.int32), (n, 1)))
+        want.append(out)
+        status.append(found)
+    joined = [np.concatenate(part) for part in (heaps, offset, length, forms, want, status)]
+    return SimpleNamespace(
+        **dict(zip(("heap", "offset", "length", "form", "want", "status"), joined, strict=True)), parts=status
     )
-    body = RICE.replace("PIXELS", str(pixels)).replace("BLOCK", str(form.rice_block))
-    got = support_host_cuda.run(
-        tmp_path, "decode.cuh", body.replace("WIDTH", str(8 * form.rice_bytes)),
-        {"heap": heap, "offset": tiles.offset, "length": tiles.length},
-        {"out": ("int32", want.shape), "status": ("int32", n)},
-    )  # fmt: skip
-    np.testing.assert_array_equal(got["status"], status)
-    sound = status == 0
-    np.testing.assert_array_equal(got["out"][sound], want[sound])
-    assert sound.sum() > n // 20
-    assert set(status.tolist()) >= {0, front.SHORT, front.TRAILING}
 
 
-def test_random_numbers_of_any_pixel(tmp_path):
-    starts, pixels = [0, 41, 9998, 9999], 31000
-    body = f"""
-    const int starts[] = {{{", ".join(map(str, starts))}}};
-    for (long long i = 0; i < n_out; ++i)
-      out[i] = table[decode::number_index(table, starts[i / {pixels}], i % {pixels})];
-    """
-    got = support_host_cuda.run(
-        tmp_path, "decode.cuh", body, {"table": dither_table(CPU)}, {"out": ("float32", (4, pixels))}
+@pytest.fixture(scope="module")
+def made():
+    rng = np.random.default_rng(5)
+    return SimpleNamespace(
+        rice=streams(), elements=[rng.integers(0, 256, (COUNT, width), np.uint8) for width in WIDTHS]
     )
-    for start, numbers in zip(starts, got["out"], strict=True):
-        np.testing.assert_array_equal(numbers, reference_decode.random_numbers(start, pixels))
 
 
-def test_places_in_a_window_of_a_cube(tmp_path, rng):
-    shape, corner, origin, extent = (3, 7, 9), (1, -2, 4), (0, 1, 2), (4, 5, 6)
+@pytest.fixture(scope="module")
+def found(made, tmp_path_factory):
+    rice = made.rice
+    pixels = rice.form[:, 0].astype(np.int64)
+    inputs = {
+        "heap": rice.heap, "offset": rice.offset, "length": rice.length, "rice_form": rice.form.reshape(-1),
+        "first": np.cumsum(pixels) - pixels, "table": dither_table(CPU), "starts": np.array(STARTS, np.int32),
+        "geometry": np.array([*WINDOW, *CORNER, *ORIGIN, *EXTENT], np.int32), "widths": np.array(WIDTHS, np.int32),
+        "big": np.concatenate([e.reshape(-1) for e in made.elements]),
+        "planes": np.concatenate([e.T.reshape(-1) for e in made.elements]),
+    }  # fmt: skip
+    outputs = {
+        "streams": ("int32", rice.want.size), "status": ("int32", rice.status.size),
+        "numbers": ("float32", (len(STARTS), NUMBERS)), "places": ("int64", int(np.prod(EXTENT))),
+        "values": ("int64", (len(WIDTHS), 5, COUNT)),
+    }  # fmt: skip
+    body = "using namespace decode;\n" + "".join(f"{{{part}}}\n" for part in (RICE, DITHER, PLACES, ELEMENTS))
+    return support_host_cuda.run(tmp_path_factory.mktemp("maths"), "decode.cuh", body, inputs, outputs)
+
+
+def test_rice_streams_sound_and_damaged(made, found):
+    rice = made.rice
+    np.testing.assert_array_equal(found["status"], rice.status)
+    sound = np.repeat(rice.status == 0, rice.form[:, 0])
+    np.testing.assert_array_equal(found["streams"][sound], rice.want[sound])
+    for status in made.rice.parts:
+        assert (status == 0).sum() > status.size // 20
+        assert set(status.tolist()) >= {0, front.SHORT, front.TRAILING}
+    assert set(rice.form[:, 1].tolist()) == {16, 32}
+    assert set(rice.form[:, 2].tolist()) == {8, 16, 32}
+
+
+def test_random_numbers_of_any_pixel(found):
+    for start, numbers in zip(STARTS, found["numbers"], strict=True):
+        np.testing.assert_array_equal(numbers, reference_decode.random_numbers(start, NUMBERS))
+
+
+def test_places_in_a_window_of_a_cube(found):
     image = np.arange(1, 1 + 10 * 20 * 30).reshape(10, 20, 30)
-    window = np.zeros(shape, np.int64)
-    for place in np.ndindex(shape):
-        there = tuple(np.add(place, corner))
+    window = np.zeros(WINDOW, np.int64)
+    for place in np.ndindex(WINDOW):
+        there = tuple(np.add(place, CORNER))
         if min(there) >= 0:
             window[place] = image[there]
-    tile = image[tuple(slice(o, o + e) for o, e in zip(origin, extent, strict=True))].ravel()
-    body = f"""
-    decode::Form form{{}};
-    decode::Tile tile{{}};
-    decode::Box box{{}};
-    form.axes = 3;
-    const int numbers[4][3] = {{{{{",".join(map(str, corner))}}}, {{{",".join(map(str, shape))}}},
-                                {{{",".join(map(str, origin))}}}, {{{",".join(map(str, extent))}}}}};
-    for (int d = 0; d < 3; ++d) {{
-      form.corner[d] = numbers[0][d];
-      form.shape[d] = numbers[1][d];
-      box.origin[d] = numbers[2][d];
-      box.extent[d] = numbers[3][d];
-    }}
-    for (int j = 0; j < n_out; ++j) out[j] = decode::place_of(form, tile, box, j);
-    """
-    got = support_host_cuda.run(tmp_path, "decode.cuh", body, {}, {"out": ("int64", tile.size)})["out"]
-    flat = window.ravel()
+    tile = image[tuple(slice(o, o + e) for o, e in zip(ORIGIN, EXTENT, strict=True))].ravel()
+    flat, got = window.ravel(), found["places"]
     np.testing.assert_array_equal(flat[got[got >= 0]], tile[got >= 0])
     assert (got >= 0).sum() == np.isin(tile, flat).sum() > 0
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_elements_in_big_endian_order_and_byte_planes(tmp_path, rng, width):
-    values = rng.integers(0, 256, (101, width), np.uint8)
-    want = values.view("u1" if width == 1 else f">i{width}").ravel().astype(np.int64)
-    body = f"""
-    decode::Tile tile{{}};
-    tile.pixels = 101;
-    tile.width = {width};
-    for (int shift = 0; shift < 4; ++shift) {{
-      std::vector<unsigned char> own(shift + 101 * {width});
-      for (int i = 0; i < 101 * {width}; ++i) own[shift + i] = big[i];
-      tile.layout = decode::BIG;
-      for (int j = 0; j < 101; ++j) out[shift * 101 + j] = decode::element(own.data() + shift, tile, j);
-    }}
-    tile.layout = decode::PLANES;
-    for (int j = 0; j < 101; ++j) out[404 + j] = decode::element(planes, tile, j);
-    """
-    got = support_host_cuda.run(
-        tmp_path, "decode.cuh", body, {"big": values, "planes": np.ascontiguousarray(values.T)},
-        {"out": ("int64", (5, 101))},
-    )["out"]  # fmt: skip
-    np.testing.assert_array_equal(got, np.tile(want, (5, 1)))
+def test_elements_in_big_endian_order_and_byte_planes(made, found):
+    for width, values, got in zip(WIDTHS, made.elements, found["values"], strict=True):
+        want = values.view("u1" if width == 1 else f">i{width}").ravel().astype(np.int64)
+        np.testing.assert_array_equal(got, np.tile(want, (5, 1)), err_msg=f"{width} bytes")

@@ -22,18 +22,18 @@ def there(array):
     return array.copy().view(support_host_device.DeviceArray)
 
 
-@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("lanes", [8])  # a warp for each: test_host_device.py; all: tests/gpu
 def test_lanes_that_share_a_tile(device, monkeypatch, lanes):
     device.attach(monkeypatch, LAUNCHER)
     monkeypatch.setattr(launcher, "SHARED", ((0, lanes),))
     inputs = []
-    for shape in ((37, 100), (3, 20000)):
+    for shape in ((37, 100), (2, 10500)):
         v = case.quantised_rows(np.random.default_rng(lanes), shape)
         inputs.append((v["heap"], v["tiles"], v["form"], shape, "float32"))
-    for seed, pixels in ((1, 130), (3, 33), (10, 95)):
-        heap, tiles, form = damaged_rows(np.random.default_rng(seed), 150, pixels)
-        inputs.append((heap, tiles, form, (150, pixels), form.native(False)))
-    faults = set()
+    for seed, pixels in ((1, 130), (11, 33), (10, 95)):
+        heap, tiles, form = damaged_rows(np.random.default_rng(seed), 100, pixels)
+        inputs.append((heap, tiles, form, (100, pixels), form.native(False)))
+    faults, before = set(), len(device.launched)
     for heap, tiles, form, shape, dtype in inputs:
         out, mask = np.full(shape, 3, dtype), np.zeros(shape, np.int32)
         got, flags = there(out), there(mask)
@@ -47,4 +47,4 @@ def test_lanes_that_share_a_tile(device, monkeypatch, lanes):
         np.testing.assert_array_equal(done.nulls[sound], want.nulls[sound])
         faults |= set(want.status.tolist())
     assert len(faults) >= 5
-    assert f"rice_tiles<{lanes}>" in device.launched
+    assert device.launched[before:].count(f"rice_tiles<{lanes}>") == len(inputs), "none is left to the host"
