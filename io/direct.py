@@ -45,6 +45,7 @@ SWITCH = "SKYDELTA_KVIKIO"
 NVIDIA_FS = Path("/proc/driver/nvidia-fs")
 
 _PROBED = 1 << 20
+_PROBING = threading.Lock()  # readers of many files begin together; one child process answers all
 
 
 @dataclass(frozen=True)
@@ -221,18 +222,24 @@ class Direct:
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
         self._handle: _Handle | None = None
+        self._left: list[_Handle] = []
         self._lock = threading.Lock()
 
     def read(self, offset: int, size: int, backend: Backend) -> Array | None:
         """uint8 (size,) on a device, fewer only at the end of the file; None where KvikIO cannot be used."""
-        if Direct._failed or not wanted()[0] or not probe(backend.index).usable:
+        if Direct._failed or not wanted()[0]:
             return None
+        with _PROBING:
+            if not probe(backend.index).usable:
+                return None
+        handle = None
         try:
-            return self._opened(backend).read(offset, size, backend)
+            handle = self._opened(backend)
+            return handle.read(offset, size, backend)
         except (RuntimeError, OSError, ValueError) as e:
             first = e
         try:
-            return self._reopened(backend).read(offset, size, backend)
+            return self._reopened(handle, backend).read(offset, size, backend)
         except (RuntimeError, OSError, ValueError) as e:
             if not self._whole():
                 return None  # others say so, with the bytes that there are
@@ -252,13 +259,17 @@ class Direct:
             self._handle = self._handle or _Handle(self._path, self._size)
             return self._handle
 
-    def _reopened(self, backend: Backend) -> _Handle:
-        self.close()
-        _kvikio().defaults.set({"compat_mode": _kvikio().CompatMode.ON})
+    def _reopened(self, failed: _Handle | None, backend: Backend) -> _Handle:
+        """The file in compatibility mode. What failed stays open to the end: other threads may be reading with it."""
+        with self._lock:
+            if self._handle is not None and self._handle is failed:
+                self._left.append(self._handle)
+                self._handle = None
+            _kvikio().defaults.set({"compat_mode": _kvikio().CompatMode.ON})
         return self._opened(backend)
 
     def close(self) -> None:
         with self._lock:
-            if self._handle is not None:
-                self._handle.close()
-                self._handle = None
+            for handle in (*self._left, *([] if self._handle is None else [self._handle])):
+                handle.close()
+            self._left, self._handle = [], None

@@ -24,7 +24,7 @@ from skydelta.io.read import read
 from skydelta.io.routes import is_url
 from skydelta.io.storage import container
 from skydelta.kernels.backend import Backend, cupy, resolve
-from skydelta.kernels.core.devices import active, streams
+from skydelta.kernels.core.devices import DeviceSet, active, streams
 
 WORK = 44
 """Bytes a pixel that `read` needs at its peak besides the pixels as stored; measured over the layouts of the tests."""
@@ -62,7 +62,8 @@ def read_many(
         Exposures that are read ahead, by as many threads.
     budget : int, optional
         Bytes of host memory for what is read ahead and what was given out last, predicted from the headers before
-        pixels are read; a quarter of the free memory when left out. What alone exceeds it is read alone.
+        pixels are read; a quarter of the free memory, or of the device's where that is less, when left out. What alone
+        exceeds it is read alone.
     on_error : {"raise", "yield"}
         raise: the first file that cannot be read ends the iteration with its error, after all before it were given.
         yield: the error takes its place in the stream, and the others follow.
@@ -93,13 +94,16 @@ def read_many(
         raise ConfigError(f"read_many: on_error {on_error!r}; allowed are raise, yield")
     if depth < 1:
         raise ConfigError(f"read_many: depth = {depth}; at least 1 is needed")
-    budget = free_memory() // SHARE if budget is None else budget
+    backend = resolve(device)
+    if budget is None:
+        free = free_memory()
+        budget = (min(free, DeviceSet.of(backend).memory_budget()) if backend.is_gpu else free) // SHARE
     if budget < 1:
         raise ConfigError(f"read_many: budget = {budget} bytes; at least 1 is needed")
     several = isinstance(hdus, Sequence) and not isinstance(hdus, str)
     wanted: list[Any] = list(hdus) if several else [hdus]  # type: ignore[arg-type]
     jobs = ((source, hdu) for source in paths for hdu in wanted)
-    return _stream(jobs, resolve(device), depth, _Budget(budget), on_error == "yield", options)
+    return _stream(jobs, backend, depth, _Budget(budget), on_error == "yield", options)
 
 
 def _stream(

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.backend import Array, Backend, cupy
 from skydelta.kernels.core.devices import active
 
 COUNT = 10000
@@ -32,4 +32,7 @@ def _table() -> np.ndarray:
 def dither_table(backend: Backend) -> Array:
     """float32 (`COUNT`,), in (0, 1), on a backend; do not write to it."""
     with active(backend):
-        return backend.asarray(_table())
+        table = backend.asarray(_table())
+        if backend.is_gpu:  # the next to use it may be on another stream
+            cupy().cuda.get_current_stream().synchronize()
+        return table

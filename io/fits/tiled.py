@@ -353,27 +353,23 @@ def _parameters(cards: Cards, codec: int) -> tuple[int, int, bool]:
     return out[0], out[1], False
 
 
-def read_array(content: Content, offset: int, size: int) -> np.ndarray:
-    """uint8 (size,) from a file.
+def read_array(content: Content, offset: int, size: int, backend: Backend = CPU) -> Array:
+    """uint8 (size,) from a file, on a backend.
 
     Raises
     ------
     InputError
         The file ends before.
     """
-    out = np.empty(size, np.uint8)
-    got = content.read_into(offset, out)
+    if backend.is_gpu:
+        out = to_device(content, offset, size, backend)
+        got = len(out)
+    else:
+        out = np.empty(size, np.uint8)
+        got = content.read_into(offset, out)
     if got != size:
         raise InputError(f"data are truncated: {size} bytes expected from byte {offset}, {got} present")
     return out
-
-
-def _on_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
-    """As `read_array`, in device memory."""
-    found = to_device(content, offset, size, backend)
-    if len(found) != size:
-        raise InputError(f"data are truncated: {size} bytes expected from byte {offset}, {len(found)} present")
-    return found
 
 
 GAP = 1 << 16
@@ -407,15 +403,14 @@ def gather(
     begin, end = start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
     places = np.cumsum(end - begin) - (end - begin)
     if len(first) == 1:
-        span = base + int(begin[0]), int(end[0] - begin[0])
-        return _on_device(content, *span, backend) if backend.is_gpu else read_array(content, *span), offset - begin[0]
+        return read_array(content, base + int(begin[0]), int(end[0] - begin[0]), backend), offset - begin[0]
     with active(backend):
         heap = backend.xp.empty(int((end - begin).sum()), np.uint8)
-    for a, b, place in zip(begin.tolist(), end.tolist(), places.tolist(), strict=True):
-        if backend.is_gpu:
-            heap[place : place + b - a] = _on_device(content, base + a, b - a, backend)
-        elif content.read_into(base + a, heap[place : place + b - a]) != b - a:
-            raise InputError(f"data are truncated: {b - a} bytes expected from byte {base + a}")
+        for a, b, place in zip(begin.tolist(), end.tolist(), places.tolist(), strict=True):
+            if backend.is_gpu:
+                heap[place : place + b - a] = read_array(content, base + a, b - a, backend)
+            elif (got := content.read_into(base + a, heap[place : place + b - a])) != b - a:
+                raise InputError(f"data are truncated: {b - a} bytes expected from byte {base + a}, {got} present")
     moved = np.empty_like(offset)
     moved[order] = start - (begin - places)[np.cumsum(new) - 1]
     return heap, moved

@@ -8,8 +8,13 @@ from astropy.io import fits
 
 import skydelta
 from skydelta.errors import InputError
-from skydelta.io import staging
+from skydelta.io import many, staging
+from skydelta.io.fits import tiled
 from skydelta.io.fits.reader import open_file
+from skydelta.io.storage import Memory
+from skydelta.kernels.backend import CPU, Backend
+from skydelta.kernels.core.devices import SHARE
+from skydelta.kernels.dither import dither_table
 
 SHAPE = (70, 90)
 
@@ -127,3 +132,33 @@ def test_damage_is_told_in_the_same_words(monkeypatch, path, name):
                 skydelta.read(bytes(raw), image=name, device=device)
             said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+def test_pieces_behind_the_end_of_a_file_are_told_in_the_same_words(monkeypatch):
+    support_standin.install(monkeypatch)
+    content, said = Memory(bytes(400_000)), []
+    for backend in (CPU, Backend("cuda", 0, "cuda")):
+        with pytest.raises(InputError, match="100 bytes expected from byte 399950, 50 present") as caught:
+            tiled.gather(content, 0, np.array([0, 399_950]), np.array([10, 100]), backend)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_what_is_read_ahead_fits_the_device(monkeypatch, path):
+    budgets = []
+    real = many._Budget
+    monkeypatch.setattr(many, "_Budget", lambda limit: budgets.append(limit) or real(limit))
+    monkeypatch.setattr(many, "free_memory", lambda: 1 << 40)
+    support_standin.install(monkeypatch)
+    assert len(list(skydelta.read_many([path], ["RICE", "FLOAT"], device="cuda"))) == 2
+    assert budgets == [int(SHARE * (1 << 30)) // many.SHARE]
+
+
+def test_numbers_of_the_dither_are_there_for_every_stream(monkeypatch):
+    """They are sent once, on the stream of whoever comes first, and used on others."""
+    waited = []
+    support_standin.install(monkeypatch)
+    monkeypatch.setattr(support_standin._Stream, "synchronize", lambda _: waited.append(1))
+    make = dither_table.__wrapped__
+    assert make(Backend("cuda", 0, "cuda")).get().tobytes() == make(CPU).tobytes()
+    assert waited == [1]

@@ -3,11 +3,13 @@
 device.
 """
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,36 @@ def test_files_are_opened_once_and_closed(kvikio, device, file, monkeypatch):
     assert closed == [1]
 
 
+def test_what_failed_stays_open_for_those_who_read_with_it(kvikio, device, file, monkeypatch):
+    closed = []
+    monkeypatch.setattr(support_kvikio.CuFile, "close", lambda self: closed.append(self._fd))
+    kvikio.reset("read")
+    content, _, _ = open_source(file[0])
+    assert staging.to_device(content, 5, 9000, device).get().tobytes() == file[1][5:9005].tobytes()
+    assert closed == []
+    content.close()
+    assert len(set(closed)) == 2
+    for number in closed:
+        os.close(number)
+
+
+def test_many_readers_start_one_probe(device, file, monkeypatch):
+    started = []
+
+    def run(*_, **__):
+        started.append(1)
+        time.sleep(0.2)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setenv(direct.SWITCH, "on")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(direct, "probe", functools.cache(direct.probe.__wrapped__))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: direct.Direct(file[0], SIZE).read(0, 9, device), range(4)))
+    assert found == [None] * 4
+    assert started == [1]
+
+
 @pytest.mark.parametrize("piece", [1, 1000, 4096, 1 << 20])
 @pytest.mark.parametrize("cores", [1, 5])
 def test_staging_in_pieces(device, file, monkeypatch, piece, cores):
@@ -195,8 +227,8 @@ def test_nothing_of_it_is_imported_without_a_device(tmp_path):
         "import skydelta, skydelta.io.read\n"
         "from skydelta.io.routes import open_source\n"
         f"open_source({str(tmp_path / 'a.fits')!r})[0].read(0, 9)\n"
-        "from skydelta.pipeline.doctor import examine\n"
-        "print(*[f.verdict for f in examine('cpu') if f.name == 'reading to devices'])\n"
+        "from skydelta.io import direct\n"
+        "print(direct.probe(0).why)\n"
     )
     environment = {
         **os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CUDA_VISIBLE_DEVICES": "", direct.SWITCH: "on",
@@ -238,9 +270,9 @@ def test_probe_that_fails(children, monkeypatch, fault, why):
 
 def test_probe_that_hangs_is_ended(children, monkeypatch):
     monkeypatch.setenv("KVIKIO_FAULTS", "hang")
-    monkeypatch.setattr(direct, "TIME_LIMIT", 3.0)
+    monkeypatch.setattr(direct, "TIME_LIMIT", 2.0)
     start = time.monotonic()
-    assert children() == direct.Probe(False, "KvikIO did not return within 3 s")
+    assert children() == direct.Probe(False, "KvikIO did not return within 2 s")
     assert time.monotonic() - start < 30
 
 

@@ -158,7 +158,9 @@ class Cupy(Namespace):
 
     def __init__(self):
         super().__init__(np)
-        runtime = types.SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1)
+        runtime = types.SimpleNamespace(
+            getDevice=lambda: 0, getDeviceCount=lambda: 1, memGetInfo=lambda: (1 << 30, 1 << 30)
+        )
         self.cuda = types.SimpleNamespace(
             Device=_Device, runtime=runtime, Stream=_Stream, get_current_stream=_Stream,
             alloc_pinned_memory=lambda size: memoryview(bytearray(b"\xa5") * size),
@@ -169,7 +171,7 @@ class Cupy(Namespace):
         def free():
             self.freed += 1
 
-        return types.SimpleNamespace(free_all_blocks=free)
+        return types.SimpleNamespace(free_all_blocks=free, free_bytes=lambda: 0)
 
 
 class _Stream(contextlib.nullcontext):
