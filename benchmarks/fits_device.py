@@ -84,7 +84,7 @@ def transfers(path, backend, repeat):
         content.close()
         if switch == "on":
             assert counted.device_bytes
-            row["by_backend"] = direct.probe(backend.index).seen["by_backend"]
+            row["carried_by"] = direct.probe(backend.index).why
         out[route] = row
     os.environ[direct.SWITCH] = "auto"
     rates = [r["bytes"] for r in out.values() if "bytes" in r]

@@ -105,7 +105,8 @@ def probe(index: int = 0) -> Probe:
         said = done.stderr.strip().splitlines()
         return Probe(False, f"KvikIO fails: {said[-1] if said else f'exit code {done.returncode}'}")
     seen = json.loads(lines[-1])
-    carried = ", ".join(seen["by_backend"]) or ("host buffers" if seen["compatibility_mode"] else "cuFile")
+    used = [name for name, size in seen["by_backend"].items() if size]
+    carried = ", ".join(used) or ("host buffers" if seen["compatibility_mode"] else "cuFile")
     return Probe(True, carried, seen)
 
 

@@ -45,7 +45,7 @@ SPEC = register(
         launch="skydelta.kernels.cuda.decode:decode",
         reference="skydelta.kernels.cpu.reference_decode:decode",
         entries=(
-            CudaEntry("decode.cu", "rice_tiles", (("8",), ("16",), ("32",))),
+            CudaEntry("decode.cu", "rice_tiles", (("4",), ("8",), ("16",), ("32",))),
             CudaEntry("decode.cu", "stored_tiles"),
         ),
         halo="the tile",

@@ -30,9 +30,10 @@ SPAN = 8 * THREADS
 CODED, BIG, PLANES, NATIVE = range(4)
 """Layouts, as in ``decode.cuh``."""
 
-SHARED = ((4096, 8), (1024, 16))
+SHARED = ((24_576, 4), (8192, 8), (3072, 16))
 """Tiles from which on so many lanes of a warp share one; fewer take a whole warp each: more tiles in a warp cost fewer
-instructions for each, but then fewer warps hide each other's waits."""
+instructions for each, but then fewer warps hide each other's waits. Between the numbers measured on an H200, whatever
+the size of the tiles (``benchmarks/results/fits-read-h200-rice.json``)."""
 
 FORM = np.dtype(
     [

@@ -262,6 +262,14 @@ def test_probe(children):
     json.dumps(found.seen)
 
 
+def test_probe_names_what_carried_bytes(device, monkeypatch):
+    seen = {"by_backend": {"POSIX": 1060941, "GDS": 0, "MMAP": 0}, "compatibility_mode": True}
+    done = subprocess.CompletedProcess([], 0, json.dumps(seen) + "\n", "")
+    monkeypatch.setenv(direct.SWITCH, "on")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert direct.probe.__wrapped__(0) == direct.Probe(True, "POSIX", seen)
+
+
 @pytest.mark.parametrize(("fault", "why"), [("always", "KvikIO fails: RuntimeError: cuFile internal error")])
 def test_probe_that_fails(children, monkeypatch, fault, why):
     monkeypatch.setenv("KVIKIO_FAULTS", fault)

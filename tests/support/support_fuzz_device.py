@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Damaged tiles by the million on a CUDA device: the same faults, and the same pixels of sound tiles, as on the host.
 
-python tests/support/support_fuzz_device.py [--tiles 2000000] [--rows 20000] [--seed 1] [--alone]
+python tests/support/support_fuzz_device.py [--tiles 2000000] [--rows 20000] [--seed 1] [--lanes 8] [--alone]
 
 Run it under compute-sanitizer with fewer tiles and ``--alone``, which takes every buffer from the driver and none from
 a pool, to see reads and writes outside of buffers.
@@ -20,8 +20,8 @@ from skydelta.kernels.backend import CPU, cupy, resolve, to_host
 from skydelta.kernels.cuda import decode as launcher
 
 
-def compare(seed, rows, backend):
-    """Decode one batch on the host and on a device; Counter of faults.
+def compare(seed, rows, backend, lanes=None):
+    """Decode one batch on the host and on a device, there with ``lanes`` for each tile if given; Counter of faults.
 
     Raises
     ------
@@ -33,7 +33,9 @@ def compare(seed, rows, backend):
     dtype = "float32" if rng.integers(2) else form.native(False)
     shape = (rows, int(tiles.extent[0, 1]))
     results = []
-    with mock.patch.object(launcher, "_on_host", side_effect=AssertionError("decoded on the host")):
+    shared = launcher.SHARED if lanes is None else ((0, lanes),)
+    alone = mock.patch.object(launcher, "_on_host", side_effect=AssertionError("decoded on the host"))
+    with alone, mock.patch.object(launcher, "SHARED", shared):
         for place in (CPU, backend):
             image, mask = place.asarray(np.full(shape, 3, dtype)), place.asarray(np.zeros(shape, np.int32))
             done = front.decode(image, place.asarray(heap), tiles, form, mask=mask, mask_bit=4)
@@ -53,13 +55,14 @@ def main():
     parser.add_argument("--tiles", type=int, default=2_000_000)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lanes", type=int, choices=(4, 8, 16, 32))
     parser.add_argument("--alone", action="store_true")
     a = parser.parse_args()
     if a.alone:
         cupy().cuda.set_allocator(None)
     backend, total = resolve("cuda"), Counter()
     for i in range(-(-a.tiles // a.rows)):
-        total += compare((a.seed << 20) + i, a.rows, backend)
+        total += compare((a.seed << 20) + i, a.rows, backend, a.lanes)
     said = {front.FAULTS.get(k, "sound"): n for k, n in sorted(total.items())}
     print(f"{sum(total.values())} tiles on {backend.name}, seed {a.seed}: {said}")
 
