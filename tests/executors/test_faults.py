@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Faults at load, match and write, under each executor: nothing lost, nothing half, the same command goes on."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -311,32 +312,51 @@ def test_a_question_that_is_never_answered():
 
 
 def test_rank_0_is_killed_and_the_launcher_leaves_the_others(items, plugin):
-    """The ranks that serve it see that it is gone, and end."""
+    """The ranks that serve it see that it is gone, and end.
+
+    The launcher here ends all ranks when one is killed, whatever it is told: it is stopped before, so it cannot.
+    """
     items("a", "b", "c", faults={"a match": "hang", "b match": "hang"})
-    launcher = [Path(sys.executable).with_name("mpiexec"), "-disable-auto-cleanup", "-n", "2"]
-    line = [*launcher, sys.executable, "-m", "skydelta", *WORDS, "--executor", "mpi"]
+    line = [Path(sys.executable).with_name("mpiexec"), "-n", "2", sys.executable, "-m", "skydelta", *WORDS]
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    process = subprocess.Popen(line, env=plugin, **nowhere)
-    ranks = []
+    process = subprocess.Popen([*line, "--executor", "mpi"], env=plugin, **nowhere)
+    ranks, stopped = [], []
 
     def strike():
         ranks.extend(ranks_of(process.pid))
+        stopped.extend(above(ranks[0], process.pid))
+        for pid in reversed(stopped):
+            os.kill(pid, signal.SIGSTOP)
         os.kill(ranks[0], signal.SIGKILL)
 
     thread = when_reached(strike, after=())
     try:
         thread.join()
         assert len(ranks) == 2
-        end = time.monotonic() + 60
+        end = time.monotonic() + 40
         while time.monotonic() < end and alive(ranks[1]):
             time.sleep(0.05)
         assert not alive(ranks[1]), "it ends by itself"
+        log = Path("out/logs/rank-0001.jsonl").read_text()
+        assert "rank 0 has died: nobody is left to serve" in log
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in (*ranks[1:], *stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
         process.wait(60)
     items.happen()
     assert run().exit_code == ExitCode.OK
     whole("abc")
+
+
+def above(pid, launcher):
+    """The processes between a rank and its launcher, and the launcher."""
+    found = []
+    while pid != launcher:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
 
 
 def alive(pid):
