@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is known of the correlation of the noise of two aligned exposures."""
+"""What is known of the blank sky of two aligned exposures: the correlation of its noise, and its level."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ SURE = 5.0
 
 
 @dataclass(frozen=True)
+class BlankSky:
+    """Means of two aligned exposures over the same blank pixels of blocks of their sky.
+
+    Attributes
+    ----------
+    x, y : float64 (n,)
+        Middles of the blocks, px.
+    science, reference : float64 (n,)
+        Means, image units.
+    count : int (n,)
+        Blank pixels, at least one.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    science: np.ndarray
+    reference: np.ndarray
+    count: np.ndarray
+
+
+@dataclass(frozen=True)
 class PairNoise:
     """Covariances of the blank sky of two exposures, each over its own noise; nothing, where there is too little sky.
 
@@ -31,6 +52,8 @@ class PairNoise:
         Typical noise of a pixel of the blank sky, image units.
     pairs : float
         Least number of pairs of pixels that a covariance rests on.
+    sky : BlankSky or None
+        The blocks that they come from.
     """
 
     own_science: np.ndarray | None = None
@@ -39,6 +62,7 @@ class PairNoise:
     sigma_science: float = float("nan")
     sigma_reference: float = float("nan")
     pairs: float = float("inf")
+    sky: BlankSky | None = None
 
     def correlations(self, flux_ratio: float) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Noise correlation rho(lag) of the science exposure and of the reference.

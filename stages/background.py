@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,7 +112,7 @@ class Background(Stage[BackgroundConfig]):
     def _sky(self, image: Exposure, cells: _Cells) -> tuple[Array, float]:
         """The sky (H, W) through the medians of the cells, and its mean level."""
         order, domain = self.config.order, Domain.of(image.shape)
-        c = fit_cells(cells.median, cells.count, cells.sigma, cells.grid, cells.domain, order)
+        c = fit_cells(cells.median, cells.count, cells.sigma, _terms(cells.grid, cells.domain, order))
         level = float(_mean_terms(order) @ c)
         if self.config.model == "polynomial":
             u, v = domain.uv(np.arange(domain.shape[1]), np.arange(domain.shape[0]))
@@ -173,24 +174,20 @@ class _Cells:
         return np.where(some, self.sigma, median(self.sigma[some]) if some.any() else 1.0)
 
 
-def fit_cells(
-    medians: np.ndarray, count: np.ndarray, sigma: np.ndarray, grid: TileGrid, domain: Domain, order: int
-) -> np.ndarray:
-    """Robust polynomial through the medians of mesh cells.
+def fit_cells(medians: np.ndarray, count: np.ndarray, sigma: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """Robust polynomial through the levels of cells.
 
     Weights are those of independent pixels; cells more than 3 robust standard deviations off leave. The degree is
     lowered where there are fewer than 2 cells for each term, or the cells do not tell the terms apart.
 
     Parameters
     ----------
-    medians, sigma : float (ny, nx)
+    medians, sigma : float (n,) or (ny, nx)
         As of `cell_statistics`; cells without a median do not take part.
-    count : int (ny, nx)
-    grid : TileGrid
-        The cells.
-    domain : Domain
-    order : int
-        Total degree.
+    count : int
+        Pixels of each.
+    terms : float64 (n, n_p)
+        `polynomial_terms` at the middles of the cells.
 
     Returns
     -------
@@ -212,8 +209,8 @@ def fit_cells(
     root = np.sqrt(weight)
     level = median(values[use])
     values = np.where(use, values - level, 0.0)
-    terms = _terms(grid, domain, order)
     coefficients = np.zeros(terms.shape[1])
+    order = next(k for k in itertools.count() if count_terms(k) >= len(coefficients))
     kept = use
     for _ in range(10):
         degree, own = order, terms[kept]

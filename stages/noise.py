@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from skydelta.io.exposure import Exposure
-from skydelta.io.pairnoise import LAG, WHITE, PairNoise
+from skydelta.io.pairnoise import LAG, WHITE, BlankSky, PairNoise
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import cell_statistics
 from skydelta.kernels.cutouts import Windows
@@ -44,34 +44,39 @@ def pair_noise(science: Exposure, reference: Exposure) -> PairNoise:
     backend = science.backend
     xp = backend.xp
     # both exposures' blocks in one array, science first
-    image, variance, good = _blocks(BLOCKS, science, reference)
+    image, variance, good, (x, y) = _blocks(BLOCKS, science, reference)
     z, blank = _normalised(backend, image, variance, good, BLANK)
     n, side = len(z) // 2, z.shape[1]
     typical, _, _ = _cells(variance, blank)
     both = blank[:n] & blank[n:]
     planes = xp.empty((3, n, side, side), np.float32)
     planes[2] = both
-    planes[:2] = _centred(z.reshape(2, n, side, side), both)
+    planes[:2], blank_pixels = _centred(z.reshape(2, n, side, side), both)
+    levels = xp.where(both, image.reshape(2, n, side, side), np.float32(0)).sum(axis=(2, 3), dtype=np.float64)
     at_lags = _at_lags(backend, planes, True)
     # one way to the host for all
-    packed = to_host(xp.concatenate([at_lags.ravel(), typical.ravel().astype(np.float64)]))
+    tables = xp.concatenate([typical.reshape(2, n).astype(np.float64), levels, blank_pixels[None].astype(np.float64)])
+    packed = to_host(xp.concatenate([at_lags.ravel(), tables.ravel()]))
     own_science, own_reference, count, cross = _even(packed[: at_lags.size].reshape(at_lags.shape))
-    typical = packed[at_lags.size :].reshape(2, n)
+    tables = packed[at_lags.size :].reshape(5, n)
+    typical, some = tables[:2], tables[4] > 0
     known = np.isfinite(typical).all(axis=0)
     if count[LAG, LAG] < side * side / 4 or not known.any():
         return PairNoise()
     sigma_science, sigma_reference = np.sqrt(np.median(typical[:, known], axis=1)).tolist()
     own_science, own_reference, cross = (a / np.maximum(count, 1) for a in (own_science, own_reference, cross))
-    return PairNoise(own_science, own_reference, cross, sigma_science, sigma_reference, float(count.min()))
+    levels = tables[2:4, some] / tables[4, some]
+    sky = BlankSky(x[some].astype(float), y[some].astype(float), levels[0], levels[1], tables[4, some].astype(int))
+    return PairNoise(own_science, own_reference, cross, sigma_science, sigma_reference, float(count.min()), sky)
 
 
-def _centred(z: Array, blank: Array) -> Array:
-    """Blocks (2, n, side, side) less the mean of their blank pixels (n, side, side), 0 at all others: float32."""
+def _centred(z: Array, blank: Array) -> tuple[Array, Array]:
+    """Blocks (2, n, side, side) less the mean of their blank pixels (n, side, side), 0 at all others: float32; and the
+    number of these pixels."""
     xp = backend_of(z).xp
-    inside = xp.where(blank, z, np.float32(0))
-    count = xp.maximum(blank.sum(axis=(1, 2)), 1)
-    mean = (inside.sum(axis=(2, 3), dtype=np.float64) / count).astype(np.float32)
-    return xp.where(blank, z - mean[:, :, None, None], np.float32(0))
+    inside, count = xp.where(blank, z, np.float32(0)), blank.sum(axis=(1, 2))
+    mean = (inside.sum(axis=(2, 3), dtype=np.float64) / xp.maximum(count, 1)).astype(np.float32)
+    return xp.where(blank, z - mean[:, :, None, None], np.float32(0)), count
 
 
 def image_noise(image: Exposure) -> np.ndarray | None:
@@ -85,7 +90,7 @@ def image_noise(image: Exposure) -> np.ndarray | None:
     float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle, or None where the noise is white or there is too little sky.
     """
     backend = image.backend
-    values, variance, good = _blocks(FEW, image)
+    values, variance, good, _ = _blocks(FEW, image)
     z, blank = _normalised(backend, values, variance, good, RARE)
     n, side = z.shape[:2]
     planes = backend.xp.concatenate([backend.xp.where(blank, z, np.float32(0)), blank.astype(np.float32)])
@@ -138,15 +143,16 @@ def _to_lags(backend: Backend, size: int) -> tuple[Array, Array]:
     return backend.asarray(along_y), backend.asarray(along_x)
 
 
-def _blocks(count: int, *exposures: Exposure) -> tuple[Array, Array, Array]:
+def _blocks(count: int, *exposures: Exposure) -> tuple[Array, Array, Array, tuple[np.ndarray, np.ndarray]]:
     """Image, variance and usable pixels of the same blocks of all, at most ``count`` spread evenly: (k n, side, side)
-    each."""
+    each; and the middles (x, y) of the n blocks, px."""
     (h, w), backend = exposures[0].shape, exposures[0].backend
     half = (min(SIDE, h, w) - 1) // 2
     side = 2 * half + 1
     ny, nx = h // side, w // side
     keep = np.unique(np.linspace(0, ny * nx - 1, min(count, ny * nx)).astype(int))
-    windows = Windows((h, w), keep % nx * side + half, keep // nx * side + half, half, backend)
+    x, y = keep % nx * side + half, keep // nx * side + half
+    windows = Windows((h, w), x, y, half, backend)
 
     def cut(plane: Array) -> Array:
         return windows.cut(plane).reshape(-1, side)
@@ -158,7 +164,7 @@ def _blocks(count: int, *exposures: Exposure) -> tuple[Array, Array, Array]:
         # only the blocks are judged, not the whole frame
         parts.append((image, variance, usable_pixels(image, variance, mask, exposure.planes.invalid)))
     image, variance, good = (backend.xp.concatenate(p).reshape(-1, side, side) for p in zip(*parts, strict=True))
-    return image.astype(np.float32, copy=False), variance.astype(np.float32, copy=False), good
+    return image.astype(np.float32, copy=False), variance.astype(np.float32, copy=False), good, (x, y)
 
 
 def _normalised(backend: Backend, image: Array, variance: Array, good: Array, limit: float) -> tuple[Array, Array]:

@@ -14,7 +14,8 @@ from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
-from skydelta.kernels.backend import to_host
+from skydelta.io.pairnoise import PairNoise
+from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.convolve import smeared
 from skydelta.kernels.normal_equations import BUDGET, System, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -33,6 +34,7 @@ from skydelta.stages.match.fit import (
 from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
 from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
+from skydelta.stages.match.skylevel import with_sky
 from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
 from skydelta.stages.match.stored import check_grid, corners_of
 from skydelta.stages.noise import pair_noise
@@ -143,9 +145,8 @@ class Match(Stage[MatchConfig]):
         other = "science" if direction == "reference" else "reference"
         noise = pair_noise(science, reference)
         if stored is None:
-            correlation = noise.correlations(ratio)[0 if direction == "science" else 1]
             kernel = self._fit(
-                ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale, correlation
+                ctx, direction, sharp, broad, stars[direction], widths[other], widths[direction], scale, noise
             )
             kernel = replace(kernel, corners=corners_of(science))
         else:
@@ -225,7 +226,7 @@ class Match(Stage[MatchConfig]):
         broad_fwhm: float,
         sharp_fwhm: float,
         scale: float,
-        correlation: np.ndarray | None,
+        noise: PairNoise,
     ) -> MatchKernel:
         width = matching_width(broad_fwhm, sharp_fwhm)
         half = self.config.kernel_half or kernel_half(width)
@@ -251,6 +252,7 @@ class Match(Stage[MatchConfig]):
         margin = max(half, weight_margin(width))
         stamps = Stamps.cut(sharp, broad, chosen, stamp, margin)
         weight, slope = model_weights(stamps, scale, width)
+        ratio = scale if direction == "reference" else 1 / scale
         o = np.arange(-stamp, stamp + 1)
         uv = domain.uv(chosen.x[:, None] + o, chosen.y[:, None] + o)
         sums = stamp_sums(
@@ -258,7 +260,7 @@ class Match(Stage[MatchConfig]):
             stamps.broad,
             weight,
             stamps.sharp_variance,
-            _noise_gram(images, correlation),
+            _noise_gram(images, noise.correlations(ratio)[0 if direction == "science" else 1]),
             uv,
             background_order,
             basis.rows,
@@ -278,15 +280,20 @@ class Match(Stage[MatchConfig]):
             if scale_varies(result, trial):
                 varies, result = True, fit(trial, fitted, clip)
         ctx.metric("flux_ratio_varies", varies and order > 0)
-        kernel = _kernel(direction, images, result, order, background_order, domain)
-        left = residuals(kernel, stamps, chosen)
+        pixels = to_host(sums.pixels)
+
+        def made() -> tuple[MatchKernel, Array]:
+            kernel = _kernel(direction, images, result, order, background_order, domain)
+            kernel = with_sky(kernel, noise, self.config.background_order, int(pixels[result.used].sum()))
+            return kernel, residuals(kernel, stamps, chosen)
+
+        kernel, left = made()
         varied = changed(left, weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
             # what has changed on a star is no business of the kernel's; which others it led to drop is open again
             fitted = fitted & ~varied
             result = fit(Trial.of(result.system, fitted), fitted, clip)
-            kernel = _kernel(direction, images, result, order, background_order, domain)
-            left = residuals(kernel, stamps, chosen)
+            kernel, left = made()
         kernel = replace(
             kernel,
             covariance=to_host(result.solution.covariance),

@@ -229,6 +229,24 @@ def test_clipping_stops_before_half_is_gone():
     assert result.used.sum() >= 6
 
 
+@pytest.mark.parametrize("widths", [(1.7, 1.25), (1.25, 1.7)])
+def test_the_background_of_a_sparse_field_is_that_of_its_sky(widths, figure):
+    """The stamps hold 3 % of the sky: fitted to these alone the background is five times as noisy."""
+    p = pair(seed=60, shape=(640, 640), stars=22, low=4000, widths=widths)
+    u = (np.arange(640) - 319.5) / 320
+    truth = 3.0 * u - 2.0 * u[:, None] + 4.0 * u[:, None] * u
+    p.science = p.science.with_(image=(p.science.image + truth).astype(np.float32))
+    kernel = Match().execute(context(), {"science": p.science, "reference": p.reference})["kernel"]
+    x, y = (a.ravel() for a in np.meshgrid(np.arange(32, 640, 64.0), np.arange(32, 640, 64.0)))
+    # in the unit of the image that is not convolved; what is added to the science image is taken off the other
+    unit = 1.0 if kernel.direction == "reference" else -kernel.sums(320.0, 320.0)[0]
+    off = kernel.background_at(x, y) / unit - truth[y.astype(int), x.astype(int)]
+    noise = np.sqrt((400 + 0.64 * 100) * 6 / 640**2)
+    figure("rms error of the background in a sparse field, over that of all its pixels", off.std() / noise, 2.0)
+    assert off.std() < 2.0 * noise
+    assert abs(off.mean()) < 3 * noise
+
+
 def test_a_stamp_dropped_by_an_earlier_fit_comes_back_when_it_agrees():
     """The clipping ends where the stamps in use are those within the limit, whatever it began with."""
     rng = np.random.default_rng(15)
