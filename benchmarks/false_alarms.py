@@ -3,9 +3,11 @@
 
 PYTHONPATH=tests/support python benchmarks/false_alarms.py [--images 200] [--sources 60] [--side 1024] [--out FILE.json]
 
-Rows of `detect` and of `sources` (both signs) above 3.5, 4, 4.5 and 5, beside the peaks of fields of unit variance that
-are drawn in Fourier space with the correlation of the matched filter's output. A peak is the highest of a group of
-touching pixels of one sign above 3.5. ``ratio`` has the counting error of both numbers beside it.
+Rows of `detect`, of `sources` and of `skydelta.detect` without a variance, which is then measured (all both signs),
+above 3.5, 4, 4.5 and 5, beside the peaks of fields of unit variance: the same noise, through the matched filter in
+Fourier space. A peak is the highest of a group of touching pixels of one sign above 3.5. ``ratio`` has beside it its
+error by the scatter from image to image: the fields share their noise with the images, so that it is no counting
+error.
 """
 
 import argparse
@@ -17,19 +19,21 @@ from pathlib import Path
 import numpy as np
 from record import record
 from support_noise import COLOURS, LEVELS, Fields, above, peaks
-from support_sources import exposure, gaussian
+from support_sources import SIGMA, exposure, gaussian
 
+import skydelta
 from skydelta.stages.detect import Detect
 from skydelta.stages.sources import Sources
 
 
-def compared(count, images, truth, fields):
-    """Rates a Mpx and over those of the fields, with the counting error."""
+def compared(counts, truth):
+    """Rates over those of the fields, with the error that the scatter of the images (n, levels) gives."""
+    n, whole = len(counts), truth[: len(counts)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = count / images / (truth / fields)
-        error = ratio * np.sqrt(1 / count + 1 / truth)
+        ratio = counts.sum(0) / whole.sum(0)
+        error = np.std(counts - ratio * whole, axis=0) * np.sqrt(n) / whole.sum(0)
     pairs = [[round(float(r), 3), round(float(e), 3)] for r, e in zip(ratio, error, strict=True)]
-    return {"images": images, "count": count.tolist(), "ratio_and_error": pairs}
+    return {"images": n, "count": counts.sum(0).tolist(), "ratio_and_error": pairs}
 
 
 def main():
@@ -41,20 +45,27 @@ def main():
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     begin, rows = time.process_time(), {}
-    finders = {"detect": (Detect(threshold=LEVELS[0]), a.images),
-               "sources": (Sources(threshold=LEVELS[0], negative=True), min(a.sources, a.images))}  # fmt: skip
+    detect, sources = Detect(threshold=LEVELS[0]), Sources(threshold=LEVELS[0], negative=True)
+    few = min(a.sources, a.images)
+    finders = {
+        "detect": (lambda image: detect(exposure(image), device="cpu"), a.images),
+        "sources": (lambda image: sources(exposure(image), device="cpu"), few),
+        "skydelta.detect, variance measured": (
+            lambda image: skydelta.detect(
+                image, fwhm=2.3548 * SIGMA, threshold=LEVELS[0], negative=True, device="cpu"
+            ), few),
+    }  # fmt: skip
     for k, colour in enumerate(COLOURS):
         noise, field = Fields(a.side, colour), Fields(a.side, colour, gaussian(31, 0, 0))
-        ours, theirs = (np.random.default_rng([a.seed, k, which]) for which in (0, 1))
-        truth, found = np.zeros(len(LEVELS), int), {name: np.zeros(len(LEVELS), int) for name in finders}
+        truth, found = [], {name: [] for name in finders}
         for i in range(a.images):
-            truth += peaks(field.draw(theirs))
-            image = exposure(noise.draw(ours))
-            for name, (stage, images) in finders.items():
+            image, theirs = (f.draw(np.random.default_rng([a.seed, k, i])) for f in (noise, field))
+            truth.append(peaks(theirs))
+            for name, (finder, images) in finders.items():
                 if i < images:
-                    found[name] += above(np.asarray(stage(image, device="cpu")["snr"]))
-        rows[colour] = {"fields": {"images": a.images, "count": truth.tolist()}}
-        rows[colour] |= {name: compared(found[name], images, truth, a.images) for name, (_, images) in finders.items()}
+                    found[name].append(above(np.asarray(finder(image)["snr"])))
+        rows[colour] = {"fields": {"images": a.images, "count": np.sum(truth, axis=0).tolist()}}
+        rows[colour] |= {name: compared(np.array(counts), np.array(truth)) for name, counts in found.items()}
         print(colour, rows[colour], flush=True)
     result = {
         "machine": platform.machine(),

@@ -14,7 +14,6 @@ from scipy.spatial import cKDTree
 from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
-from skydelta.io.pairnoise import LAG
 from skydelta.io.psf import fwhm
 from skydelta.io.sky import icrs_positions
 from skydelta.kernels.backend import Array, backend_of, to_host
@@ -22,7 +21,7 @@ from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.noise import image_noise
+from skydelta.stages.noise import REACH, image_noise
 
 SADDLE = 2.0
 """Two peaks of one footprint are two objects when the S/N between them drops by this much below the fainter."""
@@ -206,7 +205,7 @@ def own_score(ctx: Context, image: Exposure, good: Array | None = None) -> Array
         raise InputError(f"detect: the image has no {missing} and no score was given")
     rho = image_noise(image)
     if rho is not None:
-        next_to = float(max(rho[LAG, LAG + 1], rho[LAG + 1, LAG], key=abs))
+        next_to = float(max(rho[REACH, REACH + 1], rho[REACH + 1, REACH], key=abs))
         ctx.metric("noise_correlation", next_to)
         ctx.flag("correlated_noise", f"the noise is correlated ({next_to:.2f} from pixel to pixel): "
                  "signal-to-noise contains that, errors of fits and apertures do not")  # fmt: skip

@@ -26,6 +26,9 @@ FEW = 16
 BLANK = 4.0
 """Smoothed pixels above this many robust standard deviations belong to sources."""
 
+REACH = 6
+"""Largest lag of the correlation of one image, px: at 4 noise that is smoothed by 1 px is not done."""
+
 RARE = 4.5
 """The same for one image, where what is cut off of the noise itself matters more than faint sources do."""
 
@@ -87,45 +90,47 @@ def image_noise(image: Exposure) -> np.ndarray | None:
 
     Returns
     -------
-    float64 (2 LAG + 1, 2 LAG + 1) with 1 in the middle, or None where the noise is white or there is too little sky.
+    float64 (2 REACH + 1, 2 REACH + 1) with 1 in the middle, or None where the noise is white or there is too little
+    sky.
     """
     backend = image.backend
     values, variance, good, _ = _blocks(FEW, image)
     z, blank = _normalised(backend, values, variance, good, RARE)
     n, side = z.shape[:2]
     planes = backend.xp.concatenate([backend.xp.where(blank, z, np.float32(0)), blank.astype(np.float32)])
-    own, count = _even(to_host(_at_lags(backend, planes[:, None], False))).reshape(2, n, 2 * LAG + 1, 2 * LAG + 1)
-    enough = count[:, LAG, LAG] >= side * side / 4
+    at_lags = _even(to_host(_at_lags(backend, planes[:, None], False, REACH)))
+    own, count = at_lags.reshape(2, n, *at_lags.shape[1:])
+    enough = count[:, REACH, REACH] >= side * side / 4
     if not enough.any():
         return None
     own, count = own[enough], count[enough]
     own /= np.maximum(count, 1)
     # the typical block, and what is as strong at the largest lags taken off: structure of the sky is no noise
-    typical = np.median(own / np.maximum(own[:, LAG, LAG], 1e-300)[:, None, None], axis=0)
+    typical = np.median(own / np.maximum(own[:, REACH, REACH], 1e-300)[:, None, None], axis=0)
     border = np.r_[typical[0], typical[-1], typical[1:-1, 0], typical[1:-1, -1]]
     typical -= max(float(np.median(border)), 0.0)
-    if not typical[LAG, LAG] > 0:
+    if not typical[REACH, REACH] > 0:
         return None
-    rho = typical / typical[LAG, LAG]
+    rho = typical / typical[REACH, REACH]
     others = np.abs(rho)
-    others[LAG, LAG] = 0
+    others[REACH, REACH] = 0
     # of few pixels the correlation of white noise is not small
-    return rho if others.max() > max(WHITE, DOUBT / np.sqrt(count[:, LAG, LAG].sum())) else None
+    return rho if others.max() > max(WHITE, DOUBT / np.sqrt(count[:, REACH, REACH].sum())) else None
 
 
-def _at_lags(backend: Backend, planes: Array, cross: bool) -> Array:
+def _at_lags(backend: Backend, planes: Array, cross: bool, reach: int = LAG) -> Array:
     """Sums over all blocks of the products of planes (k, n, side, side) with themselves at each lag, float64
-    (k, 2 LAG + 1, 2 LAG + 1); with ``cross`` those of the first two planes are last.
+    (k, 2 reach + 1, 2 reach + 1); with ``cross`` those of the first two planes are last.
     """
     xp, fft, side = backend.xp, backend.fft, planes.shape[-1]
-    size = fft.next_fast_len(side + LAG, True)
+    size = fft.next_fast_len(side + reach, True)
     spectra = fft.rfft2(planes, (size, size))
     mirrored, own = xp.conj(spectra), len(planes)
     products = xp.empty((own + cross, *spectra.shape[2:]), np.complex128)
     products[:own] = (spectra * mirrored).sum(axis=1, dtype=np.complex128)
     if cross:
         products[own] = (spectra[0] * mirrored[1]).sum(axis=0, dtype=np.complex128)
-    along_y, along_x = _to_lags(backend, size)
+    along_y, along_x = _to_lags(backend, size, reach)
     return (along_y @ products @ along_x).real / size**2
 
 
@@ -134,9 +139,11 @@ def _even(at_lags: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def _to_lags(backend: Backend, size: int) -> tuple[Array, Array]:
-    """Matrices that take half spectra (size, size // 2 + 1) to the real parts at lags up to `LAG`, times size**2."""
-    lag, row, column = np.arange(-LAG, LAG + 1), np.arange(size), np.arange(size // 2 + 1)
+def _to_lags(backend: Backend, size: int, reach: int) -> tuple[Array, Array]:
+    """Matrices that take half spectra (size, size // 2 + 1) to the real parts at lags up to ``reach``, times
+    size**2.
+    """
+    lag, row, column = np.arange(-reach, reach + 1), np.arange(size), np.arange(size // 2 + 1)
     twice = np.where((column == 0) | (2 * column == size), 1, 2)  # columns whose mirror image is not kept
     along_y = np.exp(2j * np.pi / size * (lag[:, None] * row % size))
     along_x = np.exp(2j * np.pi / size * (column[:, None] * lag % size)) * twice[:, None]

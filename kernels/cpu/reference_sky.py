@@ -22,9 +22,9 @@ def _block(part: np.ndarray, ok: np.ndarray) -> tuple[float, float]:
     smooth = gaussian_filter(np.where(ok, part - level, 0), SMOOTH, truncate=3)
     spread = 1.4826 * np.median(np.abs(smooth[ok]))
     objects = binary_dilation(smooth > STANDS_OUT * spread, np.ones((3, 3), bool), iterations=NEAR)
-    noise = np.nan
+    noise, lag = np.nan, max(min(LAG, part.shape[1] // 4), 1)
     for use in (ok & ~objects, ok):
-        d = (part[:, LAG:] - part[:, :-LAG])[use[:, LAG:] & use[:, :-LAG]]
+        d = (part[:, lag:] - part[:, :-lag])[use[:, lag:] & use[:, :-lag]]
         if d.size >= ENOUGH:
             noise = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2)
             break

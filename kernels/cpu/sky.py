@@ -58,9 +58,10 @@ def _pairs(part, use, lag, out):
 
 @parallel
 def block_sky(image, good, boxes, weights, settings, sky, noise):
-    lag, stands_out, near, enough, share = settings
+    far, stands_out, near, enough, share = settings
     for b in prange(len(boxes)):
         y0, y1, x0, x1 = boxes[b]
+        lag = max(min(far, (x1 - x0) // 4), 1)
         ok = good[y0:y1, x0:x1]
         values = np.empty((y1 - y0) * (x1 - x0), np.float64)
         n = 0
