@@ -60,12 +60,6 @@ def _place(q, side, p, w):
 
 
 @inline
-def _filtered(out, w, a, b, c, d):
-    for i in range(len(out)):
-        out[i] = w[0] * a[i] + w[1] * b[i] + w[2] * c[i] + w[3] * d[i]
-
-
-@inline
 def _lines(padded, x, y, side, w, lines):
     """Lines (2, s + 3, s) of coefficients filtered across, value and derivative, for a lobe at (x, y).
 
@@ -76,66 +70,75 @@ def _lines(padded, x, y, side, w, lines):
     down, low, high = _place(y, side, p, w[1])
     if right < left:
         return side, -1
+    a, b, c, d = w[0, 0, 0], w[0, 0, 1], w[0, 0, 2], w[0, 0, 3]
+    e, f, g, h = w[0, 1, 0], w[0, 1, 1], w[0, 1, 2], w[0, 1, 3]
     for row in range(low, high + 4 if high >= low else low):
-        for k in range(2):
-            a, b, c, d = w[0, k]
-            for i in range(side):
-                lines[k, row, i] = 0
-            for i in range(left, right + 1):
-                at = i + across
-                lines[k, row, i] = (
-                    a * padded[row + down, at]
-                    + b * padded[row + down, at + 1]
-                    + c * padded[row + down, at + 2]
-                    + d * padded[row + down, at + 3]
-                )
+        source = padded[row + down, left + across : right + across + 4]
+        for i in range(left):
+            lines[0, row, i] = lines[1, row, i] = 0
+        for i in range(right + 1, side):
+            lines[0, row, i] = lines[1, row, i] = 0
+        value, slope = lines[0, row, left : right + 1], lines[1, row, left : right + 1]
+        for i in range(len(value)):
+            value[i] = a * source[i] + b * source[i + 1] + c * source[i + 2] + d * source[i + 3]
+            slope[i] = e * source[i] + f * source[i + 1] + g * source[i + 2] + h * source[i + 3]
     return low, high
 
 
 @inline
 def _row(lines, y, w, value, dx, dy):
     """One row of pixels of a lobe: value and derivatives by its position."""
-    a, b = lines[0], lines[1]
-    _filtered(value, w[0], a[y], a[y + 1], a[y + 2], a[y + 3])
-    _filtered(dx, w[0], b[y], b[y + 1], b[y + 2], b[y + 3])
-    _filtered(dy, w[1], a[y], a[y + 1], a[y + 2], a[y + 3])
+    a, b, c, d = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
+    e, f, g, h = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
     for x in range(len(dx)):
-        dx[x] = -dx[x]
-        dy[x] = -dy[x]
+        value[x] = a * lines[0, y, x] + b * lines[0, y + 1, x] + c * lines[0, y + 2, x] + d * lines[0, y + 3, x]
+        dx[x] = -(a * lines[1, y, x] + b * lines[1, y + 1, x] + c * lines[1, y + 2, x] + d * lines[1, y + 3, x])
+        dy[x] = -(e * lines[0, y, x] + f * lines[0, y + 1, x] + g * lines[0, y + 2, x] + h * lines[0, y + 3, x])
 
 
 @inline
-def _sum_stamp(weight, weighted, padded, q, sums, gram):
-    """Gram sums at positions ``q``, but for the last element; ``sums`` is (n, n + 1, s) scratch."""
-    n, side = sums.shape[0], sums.shape[2]
+def _products(a, b, line):
+    """Sum of the products of two planes (r, s), r a multiple of 4; ``line`` (s,) is scratch."""
+    for x in range(len(line)):
+        line[x] = 0
+    for y in range(0, a.shape[0], 4):
+        for x in range(len(line)):
+            # in one expression: what is added up stays in a register
+            line[x] += (
+                a[y, x] * b[y, x] + a[y + 1, x] * b[y + 1, x] + a[y + 2, x] * b[y + 2, x] + a[y + 3, x] * b[y + 3, x]
+            )
+    total = 0.0
+    for x in range(len(line)):
+        total += line[x]
+    return total
+
+
+@inline
+def _sum_stamp(weight, weighted, padded, q, column, gram):
+    """Gram sums at positions ``q``, but for the last element; ``column`` (n + 1, r, s) is scratch, 0 from row s on."""
+    n, side = column.shape[0] - 1, column.shape[2]
     lobes = n // 3
-    column, wc = np.zeros((n, side)), np.empty(side)
-    lines, w = np.empty((lobes, 2, side + 3, side)), np.empty((lobes, 2, 2, 4))
-    ends = np.empty((lobes, 2), np.int64)
+    line, product = np.empty(side), column[n]
+    lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
     for k in range(lobes):
-        ends[k, 0], ends[k, 1] = _lines(padded, q[2 * k], q[2 * k + 1], side, w[k], lines[k])
-    column[n - 1] = 1
-    sums[:] = 0
-    for y in range(side):
-        for k in range(lobes):
-            if ends[k, 0] <= y <= ends[k, 1]:
-                _row(lines[k], y, w[k, 1], column[3 * k], column[3 * k + 1], column[3 * k + 2])
+        low, high = _lines(padded, q[2 * k], q[2 * k + 1], side, w, lines)
+        for y in range(side):
+            if low <= y <= high:
+                _row(lines, y, w[1], column[3 * k, y], column[3 * k + 1, y], column[3 * k + 2, y])
             else:
-                column[3 * k : 3 * k + 3] = 0
-        for i in range(n):
-            for x in range(side):
-                wc[x] = weight[y, x] * column[i, x]
-            for j in range(i, n):
-                for x in range(side):
-                    sums[i, j, x] += wc[x] * column[j, x]
-            for x in range(side):
-                sums[i, n, x] += weighted[y, x] * column[i, x]
+                for i in range(3 * k, 3 * k + 3):
+                    for x in range(side):
+                        column[i, y, x] = 0
+    for y in range(side):
+        for x in range(side):
+            column[n - 1, y, x] = 1
     for i in range(n):
-        for j in range(i, n + 1):
-            total = 0.0
+        for y in range(side):
             for x in range(side):
-                total += sums[i, j, x]
-            gram[i, j] = gram[j, i] = total
+                product[y, x] = weight[y, x] * column[i, y, x]
+        for j in range(i, n):
+            gram[i, j] = gram[j, i] = _products(product, column[j], line)
+        gram[i, n] = gram[n, i] = _products(weighted, column[i], line)
 
 
 @inline
@@ -299,10 +302,11 @@ def _fit(data, weight, padded, start, limit, parameters, covariance, moment, mom
     lobes = m // 2
     n = 3 * lobes + 1
     q, trial, flux, f = start.copy(), start.copy(), np.zeros(lobes + 1), np.empty(lobes + 1)
-    best, gram, sums = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.empty((n, n + 1, side))
+    rows = (side + 3) // 4 * 4
+    best, gram, column = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.zeros((n + 1, rows, side))
     inverse, trial_inverse = np.empty((lobes + 1, lobes + 1)), np.empty((lobes + 1, lobes + 1))
     chi2, moment_chi2, damping, evaluations, status = 0.0, np.nan, 1e-3, 0, -1
-    used, weighted, pixels = np.zeros((side, side)), np.zeros((side, side)), 0
+    used, weighted, pixels = np.zeros((rows, side)), np.zeros((rows, side)), 0
     for y in range(side):
         for x in range(side):
             if weight[y, x] > 0:
@@ -311,7 +315,7 @@ def _fit(data, weight, padded, start, limit, parameters, covariance, moment, mom
                 gram[n, n] += weighted[y, x] * data[y, x]
                 pixels += 1
     while status < 0:
-        _sum_stamp(used, weighted, padded, trial, sums, gram)
+        _sum_stamp(used, weighted, padded, trial, column, gram)
         first = evaluations == 0
         if first and lobes == 1:
             moment_chi2 = _solve(gram, 1, moment_covariance, moment)
