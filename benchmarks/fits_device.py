@@ -52,7 +52,7 @@ def seconds(run, repeat):
 def flagged(file, backend):
     """Pixels and mask of HDU 1 on a device."""
     flags = pixels.Flags(16)
-    return file.read(file.hdus[1], "float32", None, flags, backend)[1], flags.mask
+    return pixels.read(file.hdus[1], file.content, "float32", None, flags=flags, backend=backend)[0], flags.mask
 
 
 def bus_rate():

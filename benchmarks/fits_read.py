@@ -82,7 +82,7 @@ def forms(image):
 def ours(dtype, threads):
     def read(path, index):
         with open_file(path) as source:
-            return pixels.read(source.hdus[index], source.content, dtype, None, threads)[1]
+            return pixels.read(source.hdus[index], source.content, dtype, None, threads)[0]
 
     return read
 

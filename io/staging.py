@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -15,11 +18,17 @@ from skydelta.io.storage import SPAN, Content
 from skydelta.kernels.backend import Array, Backend, cupy
 from skydelta.kernels.core.devices import active, pinned
 
-PIECE = 4 << 20
-"""Bytes that a thread reads and sends at a time."""
+PIECE, SHARE = 4 << 20, 8 << 20
+"""Bytes that a thread reads and sends at a time, and for which one more thread is worth its call."""
 
 THREADS = 16
-"""Readers at most: one alone copies from the page cache at a tenth of the rate of the bus."""
+"""Readers of all transfers together, at most one for each core: one alone copies from the page cache at a tenth of the
+rate of the bus."""
+
+PLACES = 4
+"""Pieces of page-locked memory that a thread fills before it waits for all to be sent."""
+
+_lock, _under_way = threading.Lock(), [0]
 
 
 def to_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
@@ -48,40 +57,61 @@ def to_device(content: Content, offset: int, size: int, backend: Backend) -> Arr
     starts = range(0, size, step)
     got = np.zeros(len(starts), np.int64)
     turn = itertools.count()
+    kept: list[list[np.ndarray]] = []
 
     def work() -> None:
-        # two places: one is filled while the other is sent
-        places = [pinned(min(step, size)) for _ in range(2)]
-        sent: list[Any] = [None, None]
+        places: list[np.ndarray] = []
+        kept.append(places)  # until what is sent from them has arrived
         with active(backend, stream):
-            try:
-                for k in itertools.count():
-                    if (i := next(turn)) >= len(starts):
-                        break
-                    start, place = starts[i], places[k % 2]
-                    _wait(sent[k % 2])
-                    wanted = min(step, size - start)
-                    got[i] = content.read_into(offset + start, place[:wanted])
-                    if got[i]:
-                        out[start : start + int(got[i])].set(place[: got[i]], stream)
-                        sent[k % 2] = stream.record()
-            finally:
-                for event in sent:  # before the places go back to their pool
-                    _wait(event)
+            for k in itertools.count():
+                if (i := next(turn)) >= len(starts):
+                    break
+                if k < PLACES:
+                    places.append(pinned(min(step, size)))
+                elif k % PLACES == 0:
+                    stream.synchronize()
+                start, place = starts[i], places[k % PLACES]
+                got[i] = content.read_into(offset + start, place[: min(step, size - start)])
+                if got[i]:
+                    out[start : start + int(got[i])].set(place[: got[i]], stream)
 
-    workers = min(THREADS if content.span <= SPAN else REQUESTS, os.cpu_count() or 1, len(starts))
-    if workers <= 1:
-        work()
-    else:
-        with ThreadPoolExecutor(workers, "skydelta-stage") as pool:
-            for done in [pool.submit(work) for _ in range(workers)]:
-                done.result()
+    with _share(content, size) as threads:
+        try:
+            _together(work, min(threads, len(starts)))
+        finally:
+            stream.synchronize()
     return out[: _contiguous(got, step, size)]
 
 
-def _wait(event: Any) -> None:
-    if event is not None:
-        event.synchronize()
+@contextlib.contextmanager
+def _share(content: Content, size: int) -> Iterator[int]:
+    """Threads that a transfer may have: the cores are shared evenly among all that are under way."""
+    with _lock:
+        _under_way[0] += 1
+        cores = max(min(os.cpu_count() or 1, THREADS) // _under_way[0], 1)
+    try:
+        yield REQUESTS if content.span > SPAN else min(cores, -(-size // SHARE))
+    finally:
+        with _lock:
+            _under_way[0] -= 1
+
+
+@functools.cache
+def _helpers() -> ThreadPoolExecutor:
+    """Threads that help readers; kept, because to start one takes as long as to read a piece."""
+    return ThreadPoolExecutor(THREADS, "skydelta-stage")
+
+
+def _together(work: Callable[[], None], threads: int) -> None:
+    """Call ``work`` here and in helpers, until all that have begun return; the first error of one is raised."""
+    asked = [_helpers().submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        begun = [helper for helper in asked if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()
 
 
 def _contiguous(got: np.ndarray, step: int, size: int) -> int:

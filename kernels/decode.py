@@ -119,7 +119,10 @@ class Tiles:
 
     def pixels(self) -> np.ndarray:
         """int64 (n,): pixels of each tile."""
-        return np.prod(self.extent, axis=1, dtype=np.int64)
+        pixels = self.extent[:, 0].copy()
+        for axis in range(1, self.extent.shape[1]):
+            pixels *= self.extent[:, axis]
+        return pixels
 
     def take(self, rows: np.ndarray) -> Tiles:
         """The tiles of these rows."""

@@ -82,8 +82,8 @@ def read(
     threads: int | None = None,
     flags: Flags | None = None,
     backend: Backend = CPU,
-) -> tuple[fits.Header, Array, list[str]]:
-    """Image header, pixels in native byte order, scaled as FITS 4.0 (4.4.2, 5.2, 10.2) says, and what is odd.
+) -> tuple[Array, list[str]]:
+    """Pixels in native byte order, scaled as FITS 4.0 (4.4.2, 5.2, 10.2) says, and what is odd.
 
     Parameters
     ----------
@@ -127,13 +127,18 @@ def read(
             return done
 
         pixels = _typed(box, coded, nullable, dtype, fill, flags, backend)
-        return tiled.image_header(hdu), pixels, [*oddities, *plan.oddities]
+        return pixels, [*oddities, *plan.oddities]
     raw = _raw_on_device if backend.is_gpu else _raw
     pixels = _typed(
         box, form, form.blank is not None, dtype,
         lambda out, as_form: raw(hdu, content, box, out, as_form, threads, flags), flags, backend,
     )  # fmt: skip
-    return hdu.header, pixels, oddities
+    return pixels, oddities
+
+
+def header_of(hdu: Hdu) -> fits.Header:
+    """The header of an image, compressed or not. astropy takes longer for its cards than a device for its pixels."""
+    return tiled.image_header(hdu) if hdu.kind == "compressed image" else hdu.header
 
 
 def _box(hdu: Hdu, section: Section | None) -> Section:

@@ -16,7 +16,7 @@ from astropy.table import Table
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, readable
 from skydelta.io.fits.layout import Hdu, scan
-from skydelta.io.fits.pixels import Flags, Section, nulls
+from skydelta.io.fits.pixels import Flags, Section, header_of, nulls
 from skydelta.io.fits.pixels import read as read_pixels
 from skydelta.io.fits.tiled import grid_of
 from skydelta.io.routes import Counted, is_url, open_source
@@ -65,8 +65,11 @@ class Source:
 
     def _pixels(
         self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
-    ) -> tuple[fits.Header, Array, list[str]]:
+    ) -> tuple[Array, list[str]]:
         raise TypeError("a source implements _pixels")
+
+    def _header(self, hdu: Hdu) -> fits.Header:
+        raise TypeError("a source implements _header")
 
     def astropy(self) -> fits.HDUList:
         """The whole file as astropy sees it (lookup tables of a WCS)."""
@@ -111,6 +114,13 @@ class Source:
         InputError
             The HDU is no image, has no pixels, is truncated or damaged.
         """
+        pixels, odd = self._checked(hdu, dtype, section, flags, backend)
+        return self._header(hdu), pixels, odd
+
+    def _checked(
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+    ) -> tuple[Array, list[str]]:
+        """Pixels and what is odd about them; errors name file and HDU."""
         if hdu.fault:
             raise self.error(hdu, hdu.fault)
         if not hdu.is_image:
@@ -148,7 +158,7 @@ class Source:
             As `read`; no such HDU; an empty section.
         """
         hdu = self.image() if extension is None else self.find(extension)
-        return self.read(hdu, dtype, section, backend=resolve(device))[1]
+        return self._checked(hdu, dtype, section, None, resolve(device))[0]
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
@@ -326,8 +336,11 @@ class FitsFile(Source):
 
     def _pixels(
         self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
-    ) -> tuple[fits.Header, Array, list[str]]:
+    ) -> tuple[Array, list[str]]:
         return read_pixels(hdu, self.content, dtype, section, flags=flags, backend=backend)
+
+    def _header(self, hdu: Hdu) -> fits.Header:
+        return header_of(hdu)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))
@@ -369,16 +382,19 @@ class InMemory(Source):
 
     def _pixels(
         self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
-    ) -> tuple[fits.Header, Array, list[str]]:
+    ) -> tuple[Array, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
         data = data if section is None else data[section]
         wanted = np.dtype("float32") if dtype == "float32" else data.dtype.newbyteorder("=")
         if flags is None:
-            return hdu.header, backend.asarray(data.astype(wanted, copy=False)), []
+            return backend.asarray(data.astype(wanted, copy=False)), []
         pixels = np.array(data, wanted, order="C")
         flags.apply(pixels)
         flags.native, flags.mask = data.dtype.name, backend.asarray(flags.mask)
-        return hdu.header, backend.asarray(pixels), []
+        return backend.asarray(pixels), []
+
+    def _header(self, hdu: Hdu) -> fits.Header:
+        return hdu.header
 
     def astropy(self) -> fits.HDUList:
         return self._hdulist

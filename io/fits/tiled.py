@@ -217,9 +217,12 @@ class _Table:
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
-    def _cells(self, name: str, nbytes: int) -> np.ndarray:
-        at = self._columns[name][0]
-        return np.ascontiguousarray(self._bytes[:, at : at + nbytes])
+    def _cells(self, name: str, dtype: str, second: bool = False) -> np.ndarray:
+        """(rows,) native: the first or second number of each cell of a column."""
+        stored = np.dtype(dtype)
+        at = self._columns[name][0] + stored.itemsize * second
+        rows, step = self._bytes.shape
+        return np.ndarray(rows, stored, self._bytes.data, at, step).astype(stored.newbyteorder("="))
 
     def numbers(self, name: str) -> np.ndarray:
         """(rows,) of a column with one number a row.
@@ -232,8 +235,7 @@ class _Table:
         _, code, _ = self._columns[name]
         if code not in _NUMBERS:
             raise InputError(f"column {name} has format {code}; one of {', '.join(_NUMBERS)} is needed")
-        dtype = np.dtype(_NUMBERS[code])
-        return self._cells(name, dtype.itemsize).view(dtype)[:, 0].astype(dtype.newbyteorder("="))
+        return self._cells(name, _NUMBERS[code])
 
     def streams(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """int64 (rows,) byte offsets in the heap and lengths in bytes.
@@ -246,8 +248,13 @@ class _Table:
         _, code, element = self._columns[name]
         if code not in "PQ":
             raise InputError(f"column {name} has format {code}; P or Q is needed")
-        pairs = self._cells(name, _WIDTH[code]).view(">i4" if code == "P" else ">i8").astype(np.int64)
-        counts, offsets, width = pairs[:, 0], pairs[:, 1], _WIDTH[element]
+        stored = ">i4" if code == "P" else ">i8"
+        counts, offsets = (self._cells(name, stored, second).astype(np.int64) for second in (False, True))
+        width = _WIDTH[element]
+        if len(counts) and min(counts.min(), offsets.min()) >= 0 and counts.max() <= self.size // width:
+            lengths = counts * width
+            if offsets.max() <= self.size and (offsets + lengths).max() <= self.size:
+                return offsets, lengths
         bad = (counts < 0) | (counts > self.size // width) | (counts > 0) & ((offsets < 0) | (offsets > self.size))
         bad |= (counts > 0) & (np.where(bad, 0, counts) * width > self.size - np.where(bad, 0, offsets))
         if bad.any():

@@ -98,6 +98,21 @@ def pinned(size: int) -> np.ndarray:
     return np.frombuffer(cupy().cuda.alloc_pinned_memory(max(size, 1)), np.uint8, size)
 
 
+def page_locked(size: int, device: Backend) -> np.ndarray:
+    """As `pinned` where a device is to get it; on the CPU plain memory."""
+    return pinned(size) if device.is_gpu else np.empty(size, np.uint8)
+
+
+def send(place: np.ndarray, device: Backend) -> Array:
+    """uint8 (n,) of `page_locked` on a device; under way on the current stream: keep ``place`` until that ends."""
+    if not device.is_gpu:
+        return device.asarray(place)
+    with active(device):
+        there = cupy().empty(place.size, np.uint8)
+        there.set(place, cupy().cuda.get_current_stream())
+    return there
+
+
 def copy_to(array: Array, device: Backend) -> Array:
     """``array`` on ``device``, C-contiguous; between CUDA devices without the host."""
     source = backend_of(array)

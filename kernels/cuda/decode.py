@@ -11,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.devices import page_locked, send
 from skydelta.kernels.core.module import kernel
 from skydelta.kernels.cpu import decode as twin
+from skydelta.kernels.cpu.tile_table import BIG, NATIVE, PLANES, fill
 from skydelta.kernels.cpu.unpack import Unpacked, unpack
-from skydelta.kernels.decode import GZIP1, GZIP2, OUTSIDE, RAW, RICE, SIZE, Decoded, Form, Tiles
+from skydelta.kernels.decode import GZIP1, GZIP2, OUTSIDE, RAW, RICE, Decoded, Form, Tiles
 from skydelta.kernels.dither import dither_table
 
 MAX_AXES = 8
@@ -26,9 +28,6 @@ MAX_RICE_BYTES, MAX_PIXELS = 1 << 27, 1 << 30
 RICE_THREADS, THREADS = 64, 256
 SPAN = 8 * THREADS
 """Pixels of a block of tiles that are not coded, as in ``decode.cu``."""
-
-CODED, BIG, PLANES, NATIVE = range(4)
-"""Layouts, as in ``decode.cuh``."""
 
 SHARED = ((24_576, 4), (8192, 8), (3072, 16))
 """Tiles from which on so many lanes of a warp share one; fewer take a whole warp each: more tiles in a warp cost fewer
@@ -73,16 +72,10 @@ def decode(
     longest = tiles.length[rice & (tiles.length <= heap.size)].max(initial=0)
     if out.ndim > MAX_AXES or pixels.max() > MAX_PIXELS or longest > MAX_RICE_BYTES:
         return _on_host(out, heap, tiles, form, corner, mask, mask_bit, threads)
-    table = _tiles(tiles, pixels, corner, out.shape)
     packed = np.flatnonzero(~rice & (tiles.codec != RAW))
+    tables, table, first = _tables(backend, out, tiles, form, corner, mask_bit)
     data = _unpacked(table, packed, heap, tiles, form, threads)
-    boxes = np.zeros(0 if table["inside"].all() else n, BOX)
-    if len(boxes):
-        boxes["origin"][:, : out.ndim], boxes["extent"][:, : out.ndim] = tiles.origin, tiles.extent
-    lists = [np.flatnonzero(rice), np.flatnonzero(~rice)]
-    parts = [_form(form, tiles, out, corner, mask_bit), table, boxes, *(r.astype(np.int32) for r in lists)]
-    there = backend.asarray(np.concatenate([part.view(np.uint8).reshape(-1) for part in parts]))
-    ends = np.cumsum([part.nbytes for part in parts])
+    there = send(tables, backend)
     if len(packed) == n:
         heap = np.zeros(1, np.uint8)
     heap = backend.asarray(heap)
@@ -90,23 +83,52 @@ def decode(
     numbers = dither_table(backend)
     plane = np.uintp(0) if mask is None else mask
     size = np.int64(heap.size)
-    if count := len(lists[0]):
+    if count := int(rice.sum()):
         lanes = _lanes(count)
         groups = RICE_THREADS // lanes
-        of_rice = (heap, size, there, np.int32(n), there[ends[2] :], np.int32(count), numbers, out, plane, found)
+        of_rice = (heap, size, there, np.int32(n), there[first:], np.int32(count), numbers, out, plane, found)
         function = kernel("decode.cu", "rice_tiles", (str(lanes),))
         function((-(-count // groups),), (RICE_THREADS,), of_rice)
-    if count := len(lists[1]):
-        share = -(-int(pixels[lists[1]].max()) // SPAN)
+    first += 4 * count
+    if count := n - count:
+        share = -(-int(pixels[~rice].max()) // SPAN)
         unpacked = backend.asarray(data)
         arguments = (
-            heap, size, unpacked, np.int64(data.size), there, np.int32(n), there[ends[3] :], np.int32(share), numbers,
+            heap, size, unpacked, np.int64(data.size), there, np.int32(n), there[first:], np.int32(share), numbers,
             out, plane, found,
         )  # fmt: skip
         kernel("decode.cu", "stored_tiles")((count * share,), (THREADS,), arguments)
-    told = to_host(found)
-    counts = np.where(told[:, :1] == 0, told[:, 1:], 0).astype(np.int64)
-    return Decoded(np.ascontiguousarray(told[:, 0]), *(np.ascontiguousarray(c) for c in counts.T))
+    return _told(to_host(found))
+
+
+def _told(found: np.ndarray) -> Decoded:
+    """Fault, nulls, missing and infinite pixels of each tile, int32 (n, 4); rarely any."""
+    counts = np.zeros((3, len(found)), np.int64)
+    if not found.any():
+        return Decoded(np.zeros(len(found), np.int32), *counts)
+    status = np.ascontiguousarray(found[:, 0])
+    np.copyto(counts, found[:, 1:].T, where=status == 0)
+    return Decoded(status, *counts)
+
+
+def _tables(
+    backend: Backend, out: Array, tiles: Tiles, form: Form, corner: tuple[int, ...], mask_bit: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """What a launch is told, to be sent at once; the tiles in it; and where the list of Rice tiles begins."""
+    n = len(tiles)
+    room = page_locked(FORM.itemsize + n * (TILE.itemsize + BOX.itemsize + 4), backend)
+    ends = FORM.itemsize, FORM.itemsize + n * TILE.itemsize
+    room[: ends[0]].view(FORM)[:] = _form(form, tiles, out, corner, mask_bit)
+    table = room[ends[0] : ends[1]].view(TILE)
+    order, inside = fill(table, tiles, corner, out.shape)
+    first = ends[1]
+    if not inside:
+        first += n * BOX.itemsize
+        boxes = room[ends[1] : first].view(BOX)
+        boxes["origin"], boxes["extent"] = 0, 0
+        boxes["origin"][:, : out.ndim], boxes["extent"][:, : out.ndim] = tiles.origin, tiles.extent
+    room[first : first + 4 * n].view(np.int32)[:] = order
+    return room[: first + 4 * n], table, first
 
 
 def _lanes(tiles: int) -> int:
@@ -142,30 +164,6 @@ def _form(form: Form, tiles: Tiles, out: Array, corner: tuple[int, ...], mask_bi
         made[name] = value
     made["corner"][0, : out.ndim], made["shape"][0, : out.ndim] = corner, out.shape
     return made
-
-
-def _tiles(tiles: Tiles, pixels: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """What the device is told of each tile; that of packed ones changes when they are unpacked."""
-    table = np.zeros(len(tiles), TILE)
-    for name in ("offset", "length", "blank", "scale", "zero", "dither", "has_blank"):
-        table[name] = getattr(tiles, name)
-    table["pixels"] = pixels
-    raw = tiles.codec == RAW
-    width = tiles.length // pixels
-    sound = np.isin(width, (1, 2, 4, 8)) & (width * pixels == tiles.length)
-    table["layout"], table["width"] = np.where(raw, BIG, CODED), np.where(raw & sound, width, 0)
-    table["fault"] = np.where(raw & ~sound, SIZE, 0)
-    # a tile whose pixels follow each other in the window: one pixel along all axes but one, and all along those behind
-    place = tiles.origin - np.array(corner, np.int64)
-    size = np.array(shape, np.int64)
-    inside = ((place >= 0) & (place + tiles.extent <= size)).all(axis=1)
-    whole = np.ones(len(tiles), bool)
-    for axis in range(len(shape) - 1, -1, -1):
-        inside &= whole | (tiles.extent[:, axis] == 1)
-        whole &= tiles.extent[:, axis] == size[axis]
-    strides = np.concatenate([np.cumprod(size[:0:-1])[::-1], [1]]).astype(np.int64)
-    table["inside"], table["first"] = inside, np.where(inside, (place * strides).sum(axis=1), 0)
-    return table
 
 
 def _unpacked(

@@ -131,6 +131,7 @@ def test_staging_behind_work_on_a_stream(tmp_path, monkeypatch):
     """Copies queue behind work of milliseconds, from page-locked places that are used again and again."""
     monkeypatch.setenv(direct.SWITCH, "off")
     monkeypatch.setattr(staging, "PIECE", 1 << 16)
+    monkeypatch.setattr(staging, "SHARE", 1 << 16)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr("skydelta.io.storage._File.span", 1)
     cuda = resolve("cuda")

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_many_readers_start_one_probe(device, file, monkeypatch):
 @pytest.mark.parametrize("cores", [1, 5])
 def test_staging_in_pieces(device, file, monkeypatch, piece, cores):
     monkeypatch.setattr(staging, "PIECE", piece if piece > 1 else 777)
+    monkeypatch.setattr(staging, "SHARE", 10_000)
     monkeypatch.setattr("skydelta.io.storage._File.span", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setenv(direct.SWITCH, "off")
@@ -188,9 +190,54 @@ def test_an_error_of_a_reader_comes_through(device, monkeypatch):
 
     monkeypatch.setattr(content, "read_into", fail)
     monkeypatch.setattr(staging, "PIECE", 1000)
+    monkeypatch.setattr(staging, "SHARE", 1000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
     monkeypatch.setattr(content, "span", 1, raising=False)
     with pytest.raises(InputError, match="Input/output error"):
         staging.to_device(content, 0, 100_000, device)
+    with staging._share(content, 100_000) as threads:
+        assert threads == 6  # nothing is taken to be under way any more
+
+
+def test_transfers_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    content = Memory(b"")
+    with staging._share(content, 20 << 20) as alone, staging._share(content, 1 << 30) as second:
+        with staging._share(content, 1 << 30) as third:
+            assert (alone, second, third) == (3, 4, 2)
+        with staging._share(content, 1 << 30) as again:
+            assert again == 2
+
+
+def test_helpers_end_before_their_memory_goes(device, monkeypatch):
+    """A helper that is slow is waited for, whatever became of the others; one that has not begun is not."""
+    content, ended = Memory(bytes(100_000)), []
+    real = content.read_into
+    first = threading.get_ident()
+
+    def slow(offset, out):
+        if threading.get_ident() == first:
+            raise InputError("a.fits: cannot be read at byte 7: Input/output error")
+        time.sleep(0.2)
+        ended.append(real(offset, out))
+        return ended[-1]
+
+    begun = threading.Barrier(3)
+    monkeypatch.setattr(content, "read_into", slow)
+    real_pinned = staging.pinned
+
+    def pinned(size):
+        begun.wait(10)  # this thread and two helpers have a piece each
+        return real_pinned(size)
+
+    monkeypatch.setattr(staging, "pinned", pinned)
+    for name, value in (("PIECE", 1000), ("SHARE", 1000), ("PLACES", 1)):
+        monkeypatch.setattr(staging, name, value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(content, "span", 1, raising=False)
+    with pytest.raises(InputError, match="Input/output error"):
+        staging.to_device(content, 0, 3000, device)
+    assert ended == [1000, 1000]
 
 
 @pytest.mark.parametrize(
