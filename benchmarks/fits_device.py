@@ -6,7 +6,7 @@ locked staging bring the bytes of a raw one into device memory, and that of read
 scaling, mask). Kernel: of float32 pixels, the decoding of Rice tiles alone, by events, for parts of an image, one
 image and a batch in one launch, by the number of lanes that share a tile; and its time over that of a device copy of
 the least bytes (stored ones in, pixels out). Files: of float32 pixels, from opening to pixels and mask on the device,
-by one thread and by several with a stream each.
+by each route, by one thread and by several with a stream each.
 """
 
 import os
@@ -63,16 +63,24 @@ def bus_rate():
     return 1e-6 * place.size / milliseconds(lambda: target.set(place, stream))
 
 
+def routes(backend):
+    """Names of the ways over the bus, each while it is switched on, and why it cannot be used."""
+    for route, switch in (("page-locked", "off"), ("kvikio", "on")):
+        os.environ[direct.SWITCH] = switch
+        found = None if switch == "off" else direct.probe(backend.index)
+        yield route, "" if found is None or found.usable else found.why
+    os.environ[direct.SWITCH] = "auto"
+
+
 def transfers(path, backend, repeat):
     """GB/s of a raw file by each route that there is: bytes alone, and pixels with their mask."""
     with open_file(path) as file:
         start, size = file.hdus[1].data, file.hdus[1].size
         want = file.pixels(1)
     out = {}
-    for route, switch in (("page-locked", "off"), ("kvikio", "on")):
-        os.environ[direct.SWITCH] = switch
-        if switch == "on" and not direct.probe(backend.index).usable:
-            out[route] = {"missing": direct.probe(backend.index).why}
+    for route, why in routes(backend):
+        if why:
+            out[route] = {"missing": why}
             continue
         content, counted, _ = open_source(path)
         with open_file(path) as file:
@@ -82,11 +90,10 @@ def transfers(path, backend, repeat):
                 "pixels": size / seconds(lambda f=file: flagged(f, backend), repeat) / 1e9,
             }
         content.close()
-        if switch == "on":
+        if route == "kvikio":
             assert counted.device_bytes
             row["carried_by"] = direct.probe(backend.index).why
         out[route] = row
-    os.environ[direct.SWITCH] = "auto"
     rates = [r["bytes"] for r in out.values() if "bytes" in r]
     for row in out.values():
         if "pixels" in row:
@@ -162,7 +169,12 @@ def launched(plan, form, count, want, rate):
 
 
 def files(path, backend, repeat):
-    """GB/s of float32 pixels from opening `BATCH` files to their pixels and masks on the device."""
+    """By route, GB/s of float32 pixels from opening `BATCH` files to their pixels and masks on the device."""
+    return {route: {"missing": why} if why else batch(path, backend, repeat) for route, why in routes(backend)}
+
+
+def batch(path, backend, repeat):
+    """The row of `files` of the route that is switched on."""
     out = {}
     for threads in THREADS:
         own = streams(backend, threads)
@@ -181,22 +193,26 @@ def files(path, backend, repeat):
     return out
 
 
-def run(forms, folder, backend, repeat):
-    """All tables; ``forms`` as in ``fits_read.py``."""
+TABLES = ("transfer", "kernel", "files")
+
+
+def run(forms, folder, backend, repeat, tables=TABLES):
+    """The tables asked for; ``forms`` as in ``fits_read.py``."""
     rate = copy_rate()
-    result = {"copy_GB_per_s": rate, "bus_GB_per_s": bus_rate(), "transfer": {}, "kernel": {}, "files": {}}
+    result = {"copy_GB_per_s": rate, "bus_GB_per_s": bus_rate(), **{table: {} for table in tables}}
     for name, (array, options) in forms.items():
         if not name.startswith(("raw", "RICE_1", "GZIP_2 float32 dither")):
             continue
         path = Path(folder) / "image.fits"
         hdu = fits.ImageHDU(array) if options is None else fits.CompImageHDU(array, **options)
         fits.HDUList([fits.PrimaryHDU(), hdu]).writeto(path, overwrite=True)
-        if options is None:
+        if options is None and "transfer" in tables:
             result["transfer"][name] = transfers(path, backend, repeat)
-        elif name.startswith("RICE_1"):
+        if name.startswith("RICE_1") and "kernel" in tables:
             result["kernel"][name] = kernels(path, backend, rate)
-        result["files"][name] = files(path, backend, repeat)
-        print(name, {table: result[table].get(name) for table in ("transfer", "kernel", "files")}, flush=True)
+        if "files" in tables:
+            result["files"][name] = files(path, backend, repeat)
+        print(name, {table: result[table].get(name) for table in tables}, flush=True)
         with suppress(OSError):
             path.unlink()
     return rounded(result)

@@ -9,7 +9,7 @@ over the rounds of the time of the faster peer, which is astropy without a map o
 machine slows both. Since readers use one or more threads, the gain in processor time stands beside it. astropy's
 default, which maps raw files, is a column of its own: a map cannot be used where a file may shrink meanwhile, and it
 saves the copy. fitsio is compared with when it is installed. ``--device cuda`` measures reading onto a device instead
-(`fits_device`).
+(`fits_device`), ``--tables`` only some of it.
 """
 
 import argparse
@@ -109,6 +109,7 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--threads", type=int, default=numba.get_num_threads())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tables", nargs="+", choices=fits_device.TABLES, default=fits_device.TABLES)
     parser.add_argument("--folder", type=Path, help="where files are written")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
@@ -159,7 +160,7 @@ def on_device(a, backend):
     """The tables of `fits_device`."""
     wanted = {name: form for name, form in forms(scene(a.size)).items() if a.only.lower() in name.lower()}
     with tempfile.TemporaryDirectory(dir=a.folder) as folder, active(backend):
-        result = fits_device.run(wanted, folder, backend, a.rounds)
+        result = fits_device.run(wanted, folder, backend, a.rounds, a.tables)
     name = cupy().cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
     record({"device": name, "size": a.size, "state": "warm page cache", **result}, a.out)
 

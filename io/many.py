@@ -86,7 +86,7 @@ def read_many(
     Notes
     -----
     Closing the iterator, or leaving it to the garbage collector, finishes what is being read, starts nothing else and
-    joins all threads.
+    joins its threads.
     """
     if isinstance(paths, str | bytes | Path):
         raise ConfigError(f"read_many: a list of sources is needed, {type(paths).__name__} was given")

@@ -80,7 +80,13 @@ class TileGrid:
     def boxes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 (n, d) first pixel and size of tiles; edge tiles are cut to the image."""
         shape, tile = np.array(self.shape, np.int64), np.array(self.tile, np.int64)
-        origin = np.stack(np.unravel_index(rows, self.counts), axis=1).astype(np.int64) * tile
+        origin, rest = np.zeros((len(rows), len(tile)), np.int64), rows
+        several = [axis for axis, count in enumerate(self.counts) if count > 1]
+        for axis in reversed(several[1:]):
+            rest, number = np.divmod(rest, self.counts[axis])
+            origin[:, axis] = number * tile[axis]
+        if several:  # nothing is left of the slowest one but its own number
+            origin[:, several[0]] = rest * tile[several[0]]
         return origin, np.minimum(tile, shape - origin)
 
 
@@ -161,8 +167,8 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], ba
         raise InputError(f"{hdu.size} stored bytes cannot hold {pixel_bytes} bytes of pixels {hdu.shape}")
     if METHODS[method] == kernel.HCOMPRESS and sum(t != 1 for t in grid.tile) != 2:
         raise InputError(f"HCOMPRESS_1 tiles of {grid.tile}; two-dimensional tiles are needed")
-    table = _Table(hdu, content)
     rows = grid.touched(section)
+    table = _Table(hdu, content, rows)
     offset, length, codec = _places(table, METHODS[method], rows, len(grid))
     oddities: list[str] = []
     origin, extent = grid.boxes(rows)
@@ -178,7 +184,7 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], ba
 
 
 class _Table:
-    """The rows of the table: descriptors of variable-length columns and numbers of plain ones.
+    """The rows of the table that are needed: descriptors of variable-length columns and numbers of plain ones.
 
     Attributes
     ----------
@@ -188,7 +194,7 @@ class _Table:
         Bytes of the heap.
     """
 
-    def __init__(self, hdu: Hdu, content: Content) -> None:
+    def __init__(self, hdu: Hdu, content: Content, needed: np.ndarray) -> None:
         rows, row_bytes = integer(hdu.cards, "NAXIS2", 0), integer(hdu.cards, "NAXIS1", 0)
         self.heap = last(hdu.cards, "THEAP", row_bytes * rows)
         if (
@@ -213,6 +219,7 @@ class _Table:
         if at != row_bytes:
             raise InputError(f"NAXIS1 = {row_bytes} bytes a row; the columns need {at}")
         self._bytes = read_array(content, hdu.data, rows * row_bytes).reshape(rows, row_bytes)
+        self._needed = slice(None) if len(needed) == rows else needed
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -225,7 +232,7 @@ class _Table:
         return np.ndarray(rows, stored, self._bytes.data, at, step).astype(stored.newbyteorder("="))
 
     def numbers(self, name: str) -> np.ndarray:
-        """(rows,) of a column with one number a row.
+        """(n,) of a column with one number a row.
 
         Raises
         ------
@@ -235,15 +242,15 @@ class _Table:
         _, code, _ = self._columns[name]
         if code not in _NUMBERS:
             raise InputError(f"column {name} has format {code}; one of {', '.join(_NUMBERS)} is needed")
-        return self._cells(name, _NUMBERS[code])
+        return self._cells(name, _NUMBERS[code])[self._needed]
 
     def streams(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """int64 (rows,) byte offsets in the heap and lengths in bytes.
+        """int64 (n,) byte offsets in the heap and lengths in bytes.
 
         Raises
         ------
         InputError
-            The column is not of variable length, or a descriptor points outside the heap.
+            The column is not of variable length, or a descriptor, of any row, points outside the heap.
         """
         _, code, element = self._columns[name]
         if code not in "PQ":
@@ -254,7 +261,7 @@ class _Table:
         if len(counts) and min(counts.min(), offsets.min()) >= 0 and counts.max() <= self.size // width:
             lengths = counts * width
             if offsets.max() <= self.size and (offsets + lengths).max() <= self.size:
-                return offsets, lengths
+                return offsets[self._needed], lengths[self._needed]
         bad = (counts < 0) | (counts > self.size // width) | (counts > 0) & ((offsets < 0) | (offsets > self.size))
         bad |= (counts > 0) & (np.where(bad, 0, counts) * width > self.size - np.where(bad, 0, offsets))
         if bad.any():
@@ -264,19 +271,19 @@ class _Table:
                 f"of tile {row} points outside the heap of {self.size} bytes",
                 tiles=np.flatnonzero(bad).tolist(),
             )
-        return offsets, counts * width
+        return offsets[self._needed], (counts * width)[self._needed]
 
 
 def _places(table: _Table, codec: int, rows: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offset, length and codec of tiles: the first column that holds something wins."""
     if "COMPRESSED_DATA" not in table:
         raise InputError("column COMPRESSED_DATA is missing")
-    offset, length = (a[rows] for a in table.streams("COMPRESSED_DATA"))
+    offset, length = table.streams("COMPRESSED_DATA")
     codecs = np.full(len(rows), codec, np.uint8)
     for name, other in FALLBACKS.items():
         if name in table:
             empty = length == 0
-            other_offset, other_length = (a[rows] for a in table.streams(name))
+            other_offset, other_length = table.streams(name)
             offset, length = np.where(empty, other_offset, offset), np.where(empty, other_length, length)
             # the top bit marks a fallback until `_quantization` has seen it
             codecs[empty] = other | 0x80
@@ -300,7 +307,7 @@ def _quantization(
     if not stored.startswith("float") or not ("ZSCALE" in table or "ZSCALE" in cards):
         return dither, scale, zero, False
     for name, values, default in (("ZSCALE", scale, 1.0), ("ZZERO", zero, 0.0)):
-        values[:] = table.numbers(name)[rows] if name in table else number(cards, name, default)
+        values[:] = table.numbers(name) if name in table else number(cards, name, default)
     method = text(cards, "ZQUANTIZ")
     if method in UNDITHERED:
         dither[:] = NO_DITHER
@@ -318,7 +325,7 @@ def _blanks(cards: Cards, table: _Table, rows: np.ndarray, dither: np.ndarray) -
     """Null value of each tile: the column ZBLANK, else the card, else for quantised tiles BLANK."""
     blank, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.uint8)
     if "ZBLANK" in table:
-        blank[:] = table.numbers("ZBLANK")[rows]
+        blank[:] = table.numbers("ZBLANK")
         has[:] = 1
         return blank, has
     keyword = "ZBLANK" if last(cards, "ZBLANK") is not None else "BLANK" if (dither != LOSSLESS).any() else "ZBLANK"
