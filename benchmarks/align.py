@@ -31,7 +31,7 @@ from scipy import ndimage
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
-from skydelta.kernels.resample import METHODS, PREPARE, RESAMPLE, MaskBits
+from skydelta.kernels.resample import DEGREES, METHODS, PREPARE, RESAMPLE, MaskBits
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
@@ -247,10 +247,10 @@ def on_device(image: Exposure, onto: Exposure) -> None:
 
     prepare, gather = implementation(PREPARE, device), implementation(RESAMPLE, device)
     for number, method in enumerate(METHODS):
-        spline = method == "bspline3"
+        degree = DEGREES[number]
 
-        def fill(spline: bool = spline) -> Any:
-            return prepare(there.image, there.variance, there.mask, spline=spline, fill=bits.fill, bad=bits.bad,
+        def fill(degree: int = degree) -> Any:
+            return prepare(there.image, there.variance, there.mask, degree=degree, fill=bits.fill, bad=bits.bad,
                            no_data=bits.no_data)  # fmt: skip
 
         values, work = fill()
@@ -258,8 +258,8 @@ def on_device(image: Exposure, onto: Exposure) -> None:
         def move(values: Any = values, work: Any = work, number: int = number) -> Any:
             return gather(values, there.variance, work, *tables, shape=grid.shape, method=number, flux=False, bits=bits)
 
-        if method in ("nearest", "bspline3"):
-            show(f"{PREPARE.name} ({'spline' if spline else 'fill'})", milliseconds(fill), PREPARE.bytes_per_pixel)
+        if method in ("nearest", "bspline3", "bspline5"):
+            show(f"{PREPARE.name} (degree {degree})", milliseconds(fill), PREPARE.bytes_per_pixel)
         show(f"{RESAMPLE.name} {method}", milliseconds(move), RESAMPLE.bytes_per_pixel)
 
 

@@ -16,16 +16,17 @@ import numpy as np
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
-Method = Literal["nearest", "bilinear", "bspline3", "lanczos3"]
+Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5"]
 
-METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3")
+METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5")
 """Interpolation kernels; the position is the number that the kernels know them by."""
 
-BSPLINE3 = METHODS.index("bspline3")
+DEGREES = (0, 0, 3, 0, 5, 0, 0)
+"""Degree of the spline of each method, 0 for those without a prefilter."""
 
-TAPS = (1, 2, 6, 6)
-"""Side of the footprint of each method, px. The cubic B-spline has 4 taps on its coefficients, but 6 on pixels: beyond
-them the cardinal spline (Unser 1999) has less than 2e-4 of the squared weight."""
+TAPS = (1, 2, 6, 6, 8, 8, 10)
+"""Side of the footprint of each method, px. The B-splines have 4 and 6 taps on their coefficients, but 6 and 8 on
+pixels: beyond them the cardinal splines (Unser 1999) have less than 2e-4 and 5e-4 of the squared weight."""
 
 CELL_INTERPOLATED = -1
 """Map cell that is interpolated from the nodes; numbers from 0 on are blocks of ``PixelMap.exact``."""
@@ -124,10 +125,13 @@ PREPARE = register(
         twin="skydelta.kernels.cpu.resample:prepare",
         launch="skydelta.kernels.cuda.resample:prepare",
         reference="skydelta.kernels.cpu.reference_resample:prepare",
-        entries=(CudaEntry("resample.cu", "resample_prepare", (("true",), ("false",))),),
-        halo="12 px (|pole|^13 = 4e-8) and 3 px of filling",
+        entries=(
+            CudaEntry("resample.cu", "resample_prepare"),
+            CudaEntry("resample.cu", "resample_filter", (("3",), ("5",))),
+        ),
+        halo="12 px for degree 3, 20 px for degree 5 (|pole|^halo = 1e-7), and 3 px of filling",
         bytes_per_pixel=20.0,
-        tolerance=Tolerance(2e-6, 2e-6, "12-tap truncation of the recursive filter and float32 sums of 25 taps"),
+        tolerance=Tolerance(2e-6, 1e-5, "float32 recursions of quintic coefficients, up to 50 times the values"),
     )
 )
 
@@ -137,10 +141,13 @@ RESAMPLE = register(
         twin="skydelta.kernels.cpu.resample:gather",
         launch="skydelta.kernels.cuda.resample:gather",
         reference="skydelta.kernels.cpu.reference_resample:gather",
-        entries=(CudaEntry("resample.cu", "resample_gather", tuple((str(m),) for m in range(len(METHODS)))),),
-        halo="3 px around the mapped position",
+        entries=(
+            CudaEntry("resample.cu", "resample_touched", tuple((str(n),) for n in sorted(set(TAPS)))),
+            CudaEntry("resample.cu", "resample_gather", tuple((str(m),) for m in range(len(METHODS)))),
+        ),
+        halo="5 px around the mapped position",
         bytes_per_pixel=28.0,
-        tolerance=Tolerance(5e-6, 5e-6, "float32 weights and sums of up to 36 taps"),
+        tolerance=Tolerance(5e-6, 5e-6, "float32 weights and sums of up to 100 taps"),
     )
 )
 
@@ -165,8 +172,9 @@ def resample(
     mask : int32 (h, w) or None
         Bits 0 to 30.
     pixel_map : PixelMap
-    method : {"nearest", "bilinear", "bspline3", "lanczos3"}
-        bspline3 is the interpolating cubic B-spline (Unser 1999), lanczos3 is normalised along each axis.
+    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5"}
+        bspline3 and bspline5 are the interpolating B-splines of degree 3 and 5 (Unser 1999); Lanczos kernels are
+        normalised along each axis.
     flux : bool
         Multiply by the area of a target pixel in source pixels (images of flux per pixel); otherwise values are kept
         (surface brightness).
@@ -182,7 +190,7 @@ def resample(
     mask = None if mask is None else backend.asarray(mask, np.int32)
     number = METHODS.index(method)
     values, work = implementation(PREPARE, backend)(
-        image, variance, mask, spline=number == BSPLINE3, fill=bits.fill, bad=bits.bad, no_data=bits.no_data
+        image, variance, mask, degree=DEGREES[number], fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
     return Resampled(
         *implementation(RESAMPLE, backend)(

@@ -8,10 +8,10 @@ from scipy import ndimage
 from scipy.interpolate import BSpline, lagrange
 
 from skydelta.kernels.cpu.resample import AT_PIXEL, FILL_RADIUS, FILLED
-from skydelta.kernels.resample import CELL_INTERPOLATED, METHODS, TAPS, MaskBits
+from skydelta.kernels.resample import CELL_INTERPOLATED, DEGREES, METHODS, TAPS, MaskBits
 
 CARDINAL_REACH = 24
-"""Half width to which the cardinal spline is tabulated, px (1e-14 of its peak)."""
+"""Half width to which the cardinal spline is tabulated, px (1e-9 of its peak)."""
 
 
 def prepare(
@@ -19,7 +19,7 @@ def prepare(
     variance: np.ndarray | None,
     mask: np.ndarray | None,
     *,
-    spline: bool,
+    degree: int,
     fill: int,
     bad: int,
     no_data: int,
@@ -43,8 +43,8 @@ def prepare(
         box = np.s_[y : y + d.size, x : x + d.size]
         weight = gauss * usable[box]
         values[y, x] = (weight * padded[box]).sum() / weight.sum() if weight.any() else _far(image, ~unusable, y, x)
-    if spline:
-        values = ndimage.spline_filter(values, 3, mode="mirror")
+    if degree:
+        values = ndimage.spline_filter(values, degree, mode="mirror")
     return values.astype(np.float32), work
 
 
@@ -109,8 +109,9 @@ def gather(
             m |= np.where(live & ~cut & filled, bits.interp, 0).astype(np.int32)
             m |= np.where(live & ~cut, flags if core else flags & bits.grow, 0).astype(np.int32)
     m &= 0x7FFFFFFF
-    if METHODS[method] == "bspline3":
-        value = ndimage.map_coordinates(values.astype(float), [py, px], order=3, mode="mirror", prefilter=False)
+    degree = DEGREES[method]
+    if degree:
+        value = ndimage.map_coordinates(values.astype(float), [py, px], order=degree, mode="mirror", prefilter=False)
     with np.errstate(invalid="ignore", divide="ignore"):
         var = var * total2 / kept2
     gone = ~inside | (lost > 0.5 * total) | (kept2 == 0)
@@ -147,22 +148,24 @@ def pixel_weights(method: int, f: np.ndarray) -> list[np.ndarray]:
         return [np.ones_like(f)]
     if name == "bilinear":
         return [1 - f, f]
-    if name == "lanczos3":
-        taps = [np.sinc(f - k) * np.sinc((f - k) / 3) for k in range(-2, 4)]
+    reach = TAPS[method] // 2
+    if name.startswith("lanczos"):
+        taps = [np.sinc(f - k) * np.sinc((f - k) / reach) for k in range(1 - reach, reach + 1)]
         total = sum(taps)
         return [t / total for t in taps]
-    left = np.sqrt(sum(cardinal_spline(f - k) ** 2 for k in range(-CARDINAL_REACH, -1)))
-    right = np.sqrt(sum(cardinal_spline(f - k) ** 2 for k in range(3, CARDINAL_REACH)))
-    return [left, *(cardinal_spline(f - k) for k in range(-1, 3)), right]
+    degree = DEGREES[method]
+    left = np.sqrt(sum(cardinal_spline(f - k, degree) ** 2 for k in range(-CARDINAL_REACH, 2 - reach)))
+    right = np.sqrt(sum(cardinal_spline(f - k, degree) ** 2 for k in range(reach, CARDINAL_REACH)))
+    return [left, *(cardinal_spline(f - k, degree) for k in range(2 - reach, reach)), right]
 
 
-def cardinal_spline(t: np.ndarray) -> np.ndarray:
-    """Impulse response of cubic spline interpolation at distance t, px."""
+def cardinal_spline(t: np.ndarray, degree: int) -> np.ndarray:
+    """Impulse response of spline interpolation at distance t, px."""
     delta = np.zeros(2 * CARDINAL_REACH + 17)
     delta[CARDINAL_REACH + 8] = 1.0
-    coefficients = ndimage.spline_filter1d(delta, 3, mode="mirror")
-    knots = np.arange(delta.size + 4) - CARDINAL_REACH - 10.0
-    return BSpline(knots, coefficients, 3)(t)
+    coefficients = ndimage.spline_filter1d(delta, degree, mode="mirror")
+    knots = np.arange(delta.size + degree + 1) - CARDINAL_REACH - 8.0 - (degree + 1) / 2
+    return BSpline(knots, coefficients, degree)(t)
 
 
 def _mirror(i: np.ndarray, n: int) -> np.ndarray:

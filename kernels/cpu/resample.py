@@ -7,17 +7,9 @@ import math
 
 import numpy as np
 
+from skydelta.kernels.cpu.interpolants import BSPLINE3, BSPLINE5, NEAREST, mirror, prefilter, weights
 from skydelta.kernels.cpu.jit import inline, parallel, prange, unrolled
 from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, TAPS, MaskBits
-
-POLE = math.sqrt(3.0) - 2.0
-"""Pole of the cubic B-spline prefilter (Unser 1999)."""
-
-HORIZON = 28
-"""Pixels after which a recursion has forgotten its start to float64."""
-
-COLUMNS = 32
-"""Columns filtered together."""
 
 FILLED = -(1 << 31)
 """Bit 31 of the working mask: the value was replaced."""
@@ -29,15 +21,13 @@ AT_PIXEL = 1e-3
 """Fractions closer than this to a pixel centre touch no other pixel along that axis: the weight of the neighbours is
 below it."""
 
-_NEAREST, _BILINEAR, _BSPLINE3, _LANCZOS3 = range(4)
-
 
 def prepare(
     image: np.ndarray,
     variance: np.ndarray | None,
     mask: np.ndarray | None,
     *,
-    spline: bool,
+    degree: int,
     fill: int,
     bad: int,
     no_data: int,
@@ -50,7 +40,8 @@ def prepare(
     variance : float32 (h, w) or None
         Pixels that are not a positive number are unusable.
     mask : int32 (h, w) or None
-    spline : bool
+    degree : {0, 3, 5}
+        Of the spline; 0 for none.
     fill, bad, no_data : int
         As in `MaskBits`.
 
@@ -64,9 +55,8 @@ def prepare(
     work = np.empty(image.shape, np.int32)
     _classify(image, *_planes(variance, mask), np.int32(fill), np.int32(bad), np.int32(no_data), work)
     _fill(image, work, values)
-    if spline:
-        _filter_rows(values)
-        _filter_columns(values)
+    if degree:
+        prefilter(values, degree)
     return values, work
 
 
@@ -100,7 +90,7 @@ def gather(
     touched, rows = np.empty(work.shape, np.uint8), np.empty(work.shape, np.uint8)
     _touched(work, size, rows, touched)
     _gather(
-        values, v_in, work, touched, nodes, cells, exact, exact.shape[2], method, flux,
+        values, v_in, work, touched, nodes, cells, exact, exact.shape[2], method, size, flux,
         np.array(bits, np.int32), image_out, v_out, mask_out, weight_out,
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
@@ -165,72 +155,6 @@ def _replacement(image, work, y, x):
     return total / weight if weight > 0.0 else 0.0
 
 
-@parallel
-def _filter_rows(values):
-    h, w = values.shape
-    if w > 1:
-        for y in prange(h):
-            line = np.empty((w, 1))
-            for x in range(w):
-                line[x, 0] = values[y, x]
-            _filter_lines(line)
-            for x in range(w):
-                values[y, x] = line[x, 0]
-
-
-@parallel
-def _filter_columns(values):
-    h, w = values.shape
-    if h > 1:
-        for block in prange((w + COLUMNS - 1) // COLUMNS):
-            x0 = block * COLUMNS
-            n = min(COLUMNS, w - x0)
-            lines = np.empty((h, n))
-            for y in range(h):
-                for k in range(n):
-                    lines[y, k] = values[y, x0 + k]
-            _filter_lines(lines)
-            for y in range(h):
-                for k in range(n):
-                    values[y, x0 + k] = lines[y, k]
-
-
-@inline
-def _filter_lines(lines):
-    """Causal and anti-causal recursion along axis 0, in place; mirrored borders (Unser 1999, box 2)."""
-    n, m = lines.shape
-    for k in range(m):
-        start = 0.0
-        z = 1.0
-        for i in range(HORIZON):
-            start += z * lines[_mirror(i, n), k]
-            z *= POLE
-        lines[0, k] = start  # pixel 0 is read for i = 0 only until here, or again when the line is short
-    for i in range(1, n):
-        for k in range(m):
-            lines[i, k] += POLE * lines[i - 1, k]
-    for k in range(m):
-        lines[n - 1, k] = POLE / (POLE * POLE - 1.0) * (lines[n - 1, k] + POLE * lines[n - 2, k])
-    for i in range(n - 2, -1, -1):
-        for k in range(m):
-            lines[i, k] = POLE * (lines[i + 1, k] - lines[i, k])
-    for i in range(n):
-        for k in range(m):
-            lines[i, k] *= 6.0
-
-
-@inline
-def _mirror(i, n):
-    """Index of a line of n pixels mirrored about its end pixels."""
-    if 0 <= i < n:
-        return i
-    if n == 1:
-        return 0
-    period = 2 * (n - 1)
-    i = abs(i) % period
-    return period - i if i >= n else i
-
-
 @inline
 def _lagrange(t, w, d, i):
     """Weights (4, n) of 4 nodes at -1, 0, 1, 2 for position t, and their derivatives, in column i."""
@@ -243,91 +167,6 @@ def _lagrange(t, w, d, i):
     d[1, i] = (a * c + a * e + c * e) / 2.0
     d[2, i] = -(a * b + a * e + b * e) / 2.0
     d[3, i] = (a * b + a * c + b * c) / 6.0
-
-
-@inline
-def _bspline(f, b):
-    """Cubic B-spline weights (4, n) of the coefficients at -1, 0, 1, 2 for fractions f (n,)."""
-    for i in range(f.size):
-        t, g = f[i], 1.0 - f[i]
-        b[0, i] = g * g * g / 6.0
-        b[1, i] = 2.0 / 3.0 - 0.5 * t * t * (2.0 - t)
-        b[2, i] = 2.0 / 3.0 - 0.5 * g * g * (2.0 - g)
-        b[3, i] = t * t * t / 6.0
-
-
-@inline
-def _cardinal(b, w):
-    """Cardinal spline weights (6, n) of the pixels at -2 ... 3 from the B-spline weights (4, n).
-
-    The outer two stand for all pixels further out: their squares are the sums of those squares, geometric series.
-    """
-    z, root3, tail = POLE, math.sqrt(3.0), POLE / math.sqrt(1.0 - POLE * POLE)
-    for i in range(b.shape[1]):
-        b0, b1, b2, b3 = b[0, i], b[1, i], b[2, i], b[3, i]
-        w1 = root3 * (b0 + z * (b1 + z * (b2 + z * b3)))
-        w4 = root3 * (b3 + z * (b2 + z * (b1 + z * b0)))
-        w[0, i] = tail * w1
-        w[1, i] = w1
-        w[2, i] = root3 * (b1 + z * (b0 + b2 + z * b3))
-        w[3, i] = root3 * (b2 + z * (b1 + b3 + z * b0))
-        w[4, i] = w4
-        w[5, i] = tail * w4
-
-
-@inline
-def _lanczos(f, w):
-    """Lanczos3 weights (6, n) of the pixels at -2 ... 3, normalised to sum 1.
-
-    With one sine, of pi t / 3: sin(pi t) is 3 sin - 4 sin^3 of it, and sin(pi (t + k)) is +-sin(pi t), and
-    sin(pi (t + k) / 3) a rotation of (sin, cos)(pi t / 3) by 60 degrees k. The sine is its series to the 15th power,
-    below 1e-14 for these angles.
-    """
-    half3 = math.sqrt(3.0) / 2.0
-    for i in range(f.size):
-        t0 = f[i]
-        u = math.pi * t0 / 3.0
-        q = u * u
-        s3 = u * (1.0 + q * (-1.0 / 6.0 + q * (1.0 / 120.0 + q * (-1.0 / 5040.0 + q * (1.0 / 362880.0 + q * (
-            -1.0 / 39916800.0 + q * (1.0 / 6227020800.0 - q / 1307674368000.0)))))))  # fmt: skip
-        c3 = math.sqrt(1.0 - s3 * s3)
-        s = s3 * (3.0 - 4.0 * s3 * s3)
-        plus, minus = 0.5 * s3 + half3 * c3, 0.5 * s3 - half3 * c3  # 60 degrees forwards and back
-        a, b, c, d, e, g = t0 + 2.0, t0 + 1.0, t0, t0 - 1.0, t0 - 2.0, t0 - 3.0
-        c = c if c > 1e-6 else 1.0
-        d = d if d < -1e-6 else 1.0
-        # angles of 120, 60, 0, -60, -120 and -180 degrees
-        w0 = -minus * s / (a * a)
-        w1 = -plus * s / (b * b)
-        w2 = s3 * s / (c * c)
-        w3 = -minus * s / (d * d)
-        w4 = -plus * s / (e * e)
-        w5 = s3 * s / (g * g)
-        w2 = w2 if t0 > 1e-6 else math.pi * math.pi / 3.0
-        w3 = w3 if t0 < 1.0 - 1e-6 else math.pi * math.pi / 3.0
-        total = 1.0 / (w0 + w1 + w2 + w3 + w4 + w5)
-        w[0, i] = w0 * total
-        w[1, i] = w1 * total
-        w[2, i] = w2 * total
-        w[3, i] = w3 * total
-        w[4, i] = w4 * total
-        w[5, i] = w5 * total
-
-
-@inline
-def _weights(method, f, b, w):
-    """Weights of coefficients (b, only bspline3) and of pixels (w), lowest first, for fractions f (n,)."""
-    if method == _NEAREST:
-        w[0] = 1.0
-    elif method == _BILINEAR:
-        for i in range(f.size):
-            w[0, i] = 1.0 - f[i]
-            w[1, i] = f[i]
-    elif method == _BSPLINE3:
-        _bspline(f, b)
-        _cardinal(b, w)
-    else:
-        _lanczos(f, w)
 
 
 @parallel
@@ -350,7 +189,7 @@ def _touched(work, size, rows, out):
 
 @parallel
 def _gather(
-    values, variance, work, touched, nodes, cells, exact, spacing, method, flux, bits,
+    values, variance, work, touched, nodes, cells, exact, spacing, method, size, flux, bits,
     image_out, variance_out, mask_out, weight_out,
 ):  # fmt: skip
     h, w = image_out.shape
@@ -360,13 +199,13 @@ def _gather(
     for y in prange(h):
         row = np.empty((4, 4))
         at = np.empty((5, spacing))
-        taps = np.empty((4, 6, spacing))
+        taps = np.empty((4, 10, spacing))
         i = y // spacing
         for j in range(cells.shape[1]):
             x0, x1 = j * spacing, min((j + 1) * spacing, w)
             _positions(nodes, cells[i, j], exact, i, j, y - i * spacing, basis, flux, row, at)
             planes = image_out[y, x0:x1], variance_out[y : y + 1, x0:x1], mask_out[y, x0:x1], weight_out[y, x0:x1]
-            _strip(values, variance, work, touched, method, bits, at, taps, *planes)
+            _strip(values, variance, work, touched, method, size, bits, at, taps, *planes)
 
 
 @inline
@@ -385,7 +224,8 @@ def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
                 row[2 + axis, k] = slope
         _line(basis[0], row[0], at[0])
         _line(basis[0], row[1], at[1])
-        at[2] = 1.0
+        for x in range(spacing):
+            at[2, x] = 1.0
         if flux:
             a, d = basis[0], basis[1]
             for x in range(spacing):
@@ -395,11 +235,12 @@ def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
                 yy = a[0, x] * row[3, 0] + a[1, x] * row[3, 1] + a[2, x] * row[3, 2] + a[3, x] * row[3, 3]
                 at[2, x] = abs(xx * yy - xy * yx) / (spacing * spacing)
     elif cell == CELL_OUTSIDE:
-        at[:3] = np.nan
+        for x in range(spacing):
+            at[0, x] = at[1, x] = at[2, x] = np.nan
     else:
-        at[:3] = exact[cell, :, ty]
-        if not flux:
-            at[2] = 1.0
+        for x in range(spacing):
+            at[0, x], at[1, x] = exact[cell, 0, ty, x], exact[cell, 1, ty, x]
+            at[2, x] = exact[cell, 2, ty, x] if flux else 1.0
 
 
 @inline
@@ -411,7 +252,9 @@ def _line(a, row, out):
 
 
 @inline
-def _strip(values, variance, work, touched, method, bits, at, taps, image_out, variance_out, mask_out, weight_out):
+def _strip(
+    values, variance, work, touched, method, size, bits, at, taps, image_out, variance_out, mask_out, weight_out
+):
     """All planes of one row of a cell; ``variance_out`` is (0 or 1, n)."""
     h, w = values.shape
     for x in range(at.shape[1]):
@@ -419,27 +262,31 @@ def _strip(values, variance, work, touched, method, bits, at, taps, image_out, v
         if not (-0.5 <= qx <= w - 0.5 and -0.5 <= qy <= h - 0.5):
             qx = qy = 0.0
             at[2, x] = np.nan
-        if method == _NEAREST:
+        if method == NEAREST:
             qx, qy = min(np.floor(qx + 0.5), w - 1.0), min(np.floor(qy + 0.5), h - 1.0)
         at[0, x], at[1, x] = np.floor(qx), np.floor(qy)
         at[3, x], at[4, x] = qx - at[0, x], qy - at[1, x]
     fx, fy = at[3], at[4]
     bx, by, wx, wy = taps[0], taps[1], taps[2], taps[3]
-    _weights(method, fx, bx, wx)
-    _weights(method, fy, by, wy)
+    weights(method, fx, bx, wx)
+    weights(method, fy, by, wy)
+    of_values = 4 if method == BSPLINE3 else 6 if method == BSPLINE5 else size
+    vx, vy = (bx, by) if of_values != size else (wx, wy)
     # a constant size is a loop without a counter
-    if method == _BSPLINE3:
-        _interpolate(values, at, by, bx, image_out, 4)
+    if of_values == 4:
+        _interpolate(values, at, vy, vx, image_out, 4)
+    elif of_values == 6:
+        _interpolate(values, at, vy, vx, image_out, 6)
+    elif of_values == 2:
+        _interpolate(values, at, vy, vx, image_out, 2)
+    else:
+        _interpolate(values, at, vy, vx, image_out, of_values)
+    if size == 6:
         _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
-    elif method == _LANCZOS3:
-        _interpolate(values, at, wy, wx, image_out, 6)
-        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 6)
-    elif method == _BILINEAR:
-        _interpolate(values, at, wy, wx, image_out, 2)
+    elif size == 2:
         _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 2)
     else:
-        _interpolate(values, at, wy, wx, image_out, 1)
-        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, 1)
+        _propagate(variance, work, touched, at, wy, wx, bits, image_out, variance_out, mask_out, weight_out, size)
 
 
 @inline
@@ -465,9 +312,9 @@ def _interpolate(plane, at, wy, wx, image_out, size):
                 total += wy[n, x] * s
         else:
             for n in range(size):
-                y = _mirror(top + n, plane.shape[0])
+                y = mirror(top + n, plane.shape[0])
                 for k in range(size):
-                    total += wy[n, x] * wx[k, x] * plane[y, _mirror(left + k, plane.shape[1])]
+                    total += wy[n, x] * wx[k, x] * plane[y, mirror(left + k, plane.shape[1])]
         image_out[x] = total * at[2, x]
 
 
@@ -510,9 +357,9 @@ def _impaired(variance, work, wx, wy, fx, fy, left, top, taps, bits):
     v = kept2 = total2 = 0.0
     for n in range(taps):
         live_y = _live(n - inner, fy)
-        yy = _mirror(top + n, h)
+        yy = mirror(top + n, h)
         for k in range(taps):
-            xx = _mirror(left + k, w)
+            xx = mirror(left + k, w)
             f = work[yy, xx]
             outside = yy != top + n or xx != left + k
             a = abs(wx[k] * wy[n])

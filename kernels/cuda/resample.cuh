@@ -5,20 +5,38 @@
 
 namespace resample {
 
-enum Method { NEAREST, BILINEAR, BSPLINE3, LANCZOS3 };
+enum Method { NEAREST, BILINEAR, BSPLINE3, LANCZOS3, BSPLINE5, LANCZOS4, LANCZOS5 };
 
-constexpr float POLE = -0.26794919243112270647f;  // sqrt(3) - 2, pole of the cubic B-spline prefilter (Unser 1999)
+// Poles of the B-spline prefilters (Unser 1999), and impulse responses of the prefilters at distance n:
+// ROOT3 POLE^|n| and A Z^|n| + B Y^|n|.
+constexpr float POLE = -0.26794919243112270647f;
 constexpr float ROOT3 = 1.73205080756887729353f;
-constexpr float TAIL = -0.27811916365f;             // pole / sqrt(1 - pole^2)
+constexpr float TAIL = -0.27811916365f;           // POLE / sqrt(1 - POLE^2)
+constexpr float Z = -0.43057534709997430f, Y = -0.04309628820326465f;
+constexpr float A = 3.09498649695217f, B = -0.25281557923697f;
+// Sums over n >= 1 of the squares and of the double product of the two terms.
+constexpr float AA = A * A * Z * Z / (1.0f - Z * Z);
+constexpr float AB = 2.0f * A * B * Z * Y / (1.0f - Z * Y);
+constexpr float BB = B * B * Y * Y / (1.0f - Y * Y);
 constexpr double SIXTH = 1.0 / 6.0;
 constexpr float AT_PIXEL = 1e-3f;                 // fractions closer to a pixel centre touch no other pixel
 constexpr int FILL_RADIUS = 3;
 constexpr int FILLED = -2147483647 - 1;           // bit 31 of the working mask
 constexpr int CELL_INTERPOLATED = -1, CELL_OUTSIDE = -2;
-constexpr int HALO = 12;                          // pixels after which a recursion has forgotten its start to float32
 
+// Pixels after which the recursions of a spline of this degree have forgotten their start to float32.
+template <int DEGREE>
+constexpr int HALO = DEGREE == 5 ? 20 : 12;
+
+// Side of the footprint on pixels, and on coefficients where there are any.
 template <int METHOD>
-constexpr int SIZE = METHOD == NEAREST ? 1 : METHOD == BILINEAR ? 2 : 6;
+constexpr int SIZE = METHOD == NEAREST                          ? 1
+                     : METHOD == BILINEAR                       ? 2
+                     : METHOD == LANCZOS5                       ? 10
+                     : METHOD == LANCZOS4 || METHOD == BSPLINE5 ? 8
+                                                                : 6;
+template <int METHOD>
+constexpr int COEFFICIENTS = METHOD == BSPLINE3 ? 4 : METHOD == BSPLINE5 ? 6 : 0;
 
 // Index of a line of n pixels mirrored about its end pixels.
 HD int mirror(int i, int n) {
@@ -39,8 +57,7 @@ struct Plane {
   int fill, bad, no_data;
 
   // The mask with what the pixel's own values add; negative (bit 31) when the pixel is unusable.
-  HD int classify(int y, int x) const {
-    const size_t p = (size_t)y * w + x;
+  HD int classify(size_t p) const {
     int m = mask ? mask[p] : 0;
     bool unusable = (m & fill) != 0;
     if (!is_finite(image[p])) {
@@ -54,42 +71,48 @@ struct Plane {
     return unusable ? m | FILLED : m;
   }
 
-  HD bool usable(int y, int x) const { return y >= 0 && y < h && x >= 0 && x < w && classify(y, x) >= 0; }
+  HD bool usable(int y, int x) const { return y >= 0 && y < h && x >= 0 && x < w && classify((size_t)y * w + x) >= 0; }
 
-  // Gaussian mean of usable neighbours; in large holes the mean of the nearest usable pixels in 8 directions.
-  HD float replacement(int y, int x) const {
-    double total = 0.0, weight = 0.0;
-    for (int dy = -FILL_RADIUS; dy <= FILL_RADIUS; ++dy)
-      for (int dx = -FILL_RADIUS; dx <= FILL_RADIUS; ++dx)
-        if (usable(y + dy, x + dx)) {
-          const double g = expf(-0.5f * (float)(dx * dx + dy * dy));
-          total += g * image[(size_t)(y + dy) * w + x + dx];
-          weight += g;
-        }
-    for (int d = FILL_RADIUS + 1; weight == 0.0 && d < (h > w ? h : w); d *= 2)
-      for (int sy = -1; sy <= 1; ++sy)
-        for (int sx = -1; sx <= 1; ++sx)
-          if (usable(y + sy * d, x + sx * d)) {
-            total += image[(size_t)(y + sy * d) * w + x + sx * d];
-            weight += 1.0;
-          }
-    return weight > 0.0 ? (float)(total / weight) : 0.0f;
+  // What tap `number` of the window around a pixel adds to the Gaussian mean of usable neighbours and to its weight.
+  HD void near(int y, int x, int number, double& total, double& weight) const {
+    constexpr int SIDE = 2 * FILL_RADIUS + 1;
+    const int dy = number / SIDE - FILL_RADIUS, dx = number % SIDE - FILL_RADIUS;
+    if (number >= SIDE * SIDE || !usable(y + dy, x + dx)) return;
+    const double g = expf(-0.5f * (float)(dx * dx + dy * dy));
+    total += g * image[(size_t)(y + dy) * w + x + dx];
+    weight += g;
   }
 
-  HD float value(int y, int x) const {
-    return classify(y, x) >= 0 ? image[(size_t)y * w + x] : replacement(y, x);
+  // The same for direction `number` of the 8 (4 is none) at distance d, where the window has no usable pixel.
+  HD void far(int y, int x, int number, int d, double& total, double& weight) const {
+    const int yy = y + (number / 3 - 1) * d, xx = x + (number % 3 - 1) * d;
+    if (number >= 9 || !usable(yy, xx)) return;
+    total += image[(size_t)yy * w + xx];
+    weight += 1.0;
   }
+
+  HD bool within(int d) const { return d < (h > w ? h : w); }
 };
 
-// B-spline coefficients of N samples by the causal and anti-causal recursion, each started in the steady state of a
-// constant; right to float32 at least HALO samples from either end.
+// One pole over N samples, causal and anti-causal, each started in the steady state of a constant.
 template <int N>
+HD void recursion(float (&v)[N], float pole) {
+  v[0] *= 1.0f / (1.0f - pole);
+  UNROLL for (int i = 1; i < N; ++i) v[i] += pole * v[i - 1];
+  v[N - 1] *= -pole / (1.0f - pole);
+  UNROLL for (int i = N - 2; i >= 0; --i) v[i] = pole * (v[i + 1] - v[i]);
+}
+
+// B-spline coefficients of N samples; right to float32 at least HALO samples from either end.
+template <int DEGREE, int N>
 HD void filter_window(float (&v)[N]) {
-  v[0] *= 1.0f / (1.0f - POLE);
-  UNROLL for (int i = 1; i < N; ++i) v[i] += POLE * v[i - 1];
-  v[N - 1] *= -POLE / (1.0f - POLE);
-  UNROLL for (int i = N - 2; i >= 0; --i) v[i] = POLE * (v[i + 1] - v[i]);
-  UNROLL for (int i = 0; i < N; ++i) v[i] *= 6.0f;
+  if constexpr (DEGREE == 5) {
+    recursion(v, Z);
+    recursion(v, Y);
+  } else {
+    recursion(v, POLE);
+  }
+  UNROLL for (int i = 0; i < N; ++i) v[i] *= DEGREE == 5 ? 120.0f : 6.0f;
 }
 
 // ---- map ----
@@ -198,31 +221,86 @@ HD void sincos_pi(float t, float& s, float& c) {
 #endif
 }
 
-// Lanczos3 normalised to sum 1. sin(pi (f + k)) is +-sin(pi f); sin(pi (f + k) / 3) is a rotation of the pair at f / 3,
-// except for the two nearest pixels, where the rotation would cancel.
-HD void lanczos(float f, float (&w)[6]) {
-  const float g = 1.0f - f, half = 0.5f * ROOT3;
-  if (f < 1e-6f || g < 1e-6f) {
-    for (int k = 0; k < 6; ++k) w[k] = k == (f < 0.5f ? 2 : 3) ? 1.0f : 0.0f;
-    return;
-  }
-  float s, sf, cf, sg, unused;
-  sincos_pi(f < 0.5f ? f : g, s, unused);
-  sincos_pi(f * (1.0f / 3.0f), sf, cf);
-  sincos_pi(g * (1.0f / 3.0f), sg, unused);
-  w[0] = s * (half * cf - 0.5f * sf) / ((f + 2.0f) * (f + 2.0f));
-  w[1] = -s * (half * cf + 0.5f * sf) / ((f + 1.0f) * (f + 1.0f));
-  w[2] = s * sf / (f * f);
-  w[3] = s * sg / (g * g);
-  w[4] = s * (-0.5f * sf - half * cf) / ((g + 1.0f) * (g + 1.0f));
-  w[5] = s * sf / ((g + 2.0f) * (g + 2.0f));
-  float total = 0.0f;
-  for (int k = 0; k < 6; ++k) total += w[k];
-  for (int k = 0; k < 6; ++k) w[k] /= total;
+// Quintic B-spline at distances 1 to 2.
+HD float outer5(float x) {
+  return 0.425f + x * (0.625f - x * (1.75f - x * (1.25f - x * (0.375f - x * (1.0f / 24.0f)))));
 }
 
-template <int METHOD>
-HD void weights(float f, float (&b)[4], float (&w)[6]) {
+HD void bspline5(float f, float (&b)[6]) {
+  const float g = 1.0f - f, f2 = f * f, g2 = g * g;
+  b[0] = g2 * g2 * g * (1.0f / 120.0f);
+  b[1] = outer5(1.0f + f);
+  b[2] = 0.55f - f2 * (0.5f - f2 * (0.25f - f * (1.0f / 12.0f)));
+  b[3] = 0.55f - g2 * (0.5f - g2 * (0.25f - g * (1.0f / 12.0f)));
+  b[4] = outer5(1.0f + g);
+  b[5] = f2 * f2 * f * (1.0f / 120.0f);
+}
+
+// As `cardinal`, of degree 5: pixels -3 ... 4 from coefficients -2 ... 3.
+HD void cardinal5(const float (&b)[6], float (&w)[8]) {
+  float z = 0.0f, y = 0.0f;
+  UNROLL for (int k = 0; k < 6; ++k) {
+    z = b[k] + Z * z;
+    y = b[k] + Y * y;
+    w[k + 1] = A * z + B * y;
+  }
+  w[7] = sqrtf(AA * z * z + AB * z * y + BB * y * y);
+  z = y = 0.0f;
+  UNROLL for (int k = 5; k >= 0; --k) {
+    w[k + 1] += A * Z * z + B * Y * y;
+    z = b[k] + Z * z;
+    y = b[k] + Y * y;
+  }
+  w[0] = sqrtf(AA * z * z + AB * z * y + BB * y * y);
+}
+
+// cos(pi m / a) for the orders a of Lanczos and m = 0 ... a - 1.
+template <int ORDER>
+HD float cosine(int m) {
+  if constexpr (ORDER == 3) return m == 0 ? 1.0f : m == 1 ? 0.5f : -0.5f;
+  if constexpr (ORDER == 4)
+    return m == 0 ? 1.0f : m == 1 ? 0.70710678118654752f : m == 2 ? 0.0f : -0.70710678118654752f;
+  return m == 0   ? 1.0f
+         : m == 1 ? 0.80901699437494742f
+         : m == 2 ? 0.30901699437494742f
+         : m == 3 ? -0.30901699437494742f
+                  : -0.80901699437494742f;
+}
+
+template <int ORDER>
+HD float sine(int m) {
+  if constexpr (ORDER == 3) return m == 0 ? 0.0f : 0.5f * ROOT3;
+  if constexpr (ORDER == 4) return m == 0 ? 0.0f : m == 2 ? 1.0f : 0.70710678118654752f;
+  return m == 0 ? 0.0f : m == 1 || m == 4 ? 0.58778525229247313f : 0.95105651629515357f;
+}
+
+// Lanczos of order a normalised to sum 1. sin(pi (f + m)) is +-sin(pi f), and sin(pi (f + m) / a) a rotation of
+// (sin, cos)(pi f / a); pixels above are taken from g = 1 - f, so that no rotation cancels at the nearest pixels.
+template <int ORDER>
+HD void lanczos(float f, float (&w)[2 * ORDER]) {
+  const float g = 1.0f - f;
+  if (f < 1e-6f || g < 1e-6f) {
+    UNROLL for (int k = 0; k < 2 * ORDER; ++k) w[k] = k == (f < 0.5f ? ORDER - 1 : ORDER) ? 1.0f : 0.0f;
+    return;
+  }
+  float s, sf, cf, sg, cg, unused;
+  sincos_pi(f < 0.5f ? f : g, s, unused);
+  sincos_pi(f * (1.0f / ORDER), sf, cf);
+  sincos_pi(g * (1.0f / ORDER), sg, cg);
+  float total = 0.0f;
+  UNROLL for (int m = 0; m < ORDER; ++m) {
+    const float c = m % 2 ? -cosine<ORDER>(m) : cosine<ORDER>(m), d = m % 2 ? -sine<ORDER>(m) : sine<ORDER>(m);
+    w[ORDER - 1 - m] = s * (sf * c + cf * d) / ((f + m) * (f + m));
+    w[ORDER + m] = s * (sg * c + cg * d) / ((g + m) * (g + m));
+    total += w[ORDER - 1 - m] + w[ORDER + m];
+  }
+  const float scale = 1.0f / total;
+  UNROLL for (int k = 0; k < 2 * ORDER; ++k) w[k] *= scale;
+}
+
+// Weights of coefficients (b, splines alone) and of pixels (w).
+template <int METHOD, int C, int N>
+HD void weights(float f, float (&b)[C], float (&w)[N]) {
   if constexpr (METHOD == NEAREST) {
     w[0] = 1.0f;
   } else if constexpr (METHOD == BILINEAR) {
@@ -231,8 +309,11 @@ HD void weights(float f, float (&b)[4], float (&w)[6]) {
   } else if constexpr (METHOD == BSPLINE3) {
     bspline(f, b);
     cardinal(b, w);
+  } else if constexpr (METHOD == BSPLINE5) {
+    bspline5(f, b);
+    cardinal5(b, w);
   } else {
-    lanczos(f, w);
+    lanczos<N / 2>(f, w);
   }
 }
 
@@ -242,6 +323,7 @@ struct Source {
   const float* values;
   const float* variance;  // or null
   const int* work;
+  const unsigned char* touched;  // whether any pixel of the footprint that begins here has a bit
   int h, w;
   int grow, no_data, edge, interp;
 };
@@ -270,6 +352,19 @@ HD float interior_sum(const float* corner, int stride, const float* wy, const fl
   return total;
 }
 
+// As `interior_sum`, with the squares of the weights.
+template <int N>
+HD float interior_squares(const float* corner, int stride, const float (&wy)[N], const float (&wx)[N]) {
+  float vx[N], total = 0.0f;
+  UNROLL for (int k = 0; k < N; ++k) vx[k] = wx[k] * wx[k];
+  UNROLL for (int n = 0; n < N; ++n) {
+    float s = 0.0f;
+    UNROLL for (int k = 0; k < N; ++k) s += vx[k] * corner[(size_t)n * stride + k];
+    total += wy[n] * wy[n] * s;
+  }
+  return total;
+}
+
 // The first of N values; the others move up. Loops over rows stay rolled without indexing registers.
 template <int N, int M>
 HD float shift_out(float (&v)[M]) {
@@ -293,7 +388,7 @@ HD float mirrored_sum(const Source& in, int iy, int ix, float (&wy)[M], const fl
 // Variance, mask and weight near unusable pixels, flags or the border; NaN variance when too much weight is lost.
 // Uses up wy.
 template <int N>
-HD void impaired(const Source& in, float (&wy)[6], const float (&wx)[6], float fy, float fx, int top, int left,
+HD void impaired(const Source& in, float (&wy)[N], const float (&wx)[N], float fy, float fx, int top, int left,
                  Pixel& out) {
   constexpr int INNER = (N - 1) / 2;
   float lost = 0.0f, total = 0.0f, v = 0.0f, kept2 = 0.0f, total2 = 0.0f;
@@ -340,36 +435,30 @@ HD Pixel gather(const Source& in, const Position& at) {
   }
   const int ix = (int)floor(qx), iy = (int)floor(qy);
   const float fx = (float)(qx - ix), fy = (float)(qy - iy);
-  float bx[4], by[4], wx[6], wy[6];
+  constexpr int C = COEFFICIENTS<METHOD>;
+  float bx[C ? C : 1], by[C ? C : 1], wx[N], wy[N];
   weights<METHOD>(fx, bx, wx);
   weights<METHOD>(fy, by, wy);
   const int left = ix - (N - 1) / 2, top = iy - (N - 1) / 2;
   const bool inside = left >= 0 && top >= 0 && left + N <= in.w && top + N <= in.h;
   Pixel out{0.0f, 0.0f, 0, 1.0f};
+  bool clean = inside;
   if (inside) {
     const size_t corner = (size_t)top * in.w + left;
-    if constexpr (METHOD == BSPLINE3)
-      out.image = interior_sum<4>(in.values + corner + in.w + 1, in.w, by, bx);
+    clean = in.touched[corner] == 0;
+    if constexpr (C > 0)  // as many coefficients as pixels less one at either end
+      out.image = interior_sum<C>(in.values + corner + in.w + 1, in.w, by, bx);
     else
       out.image = interior_sum<N>(in.values + corner, in.w, wy, wx);
-    UNROLL for (int n = 0; n < N; ++n)
-      UNROLL for (int k = 0; k < N; ++k) out.mask |= in.work[corner + (size_t)n * in.w + k];
-    if (in.variance && out.mask == 0) {
-      float vx[6], vy[6];
-      UNROLL for (int k = 0; k < N; ++k) {
-        vx[k] = wx[k] * wx[k];
-        vy[k] = wy[k] * wy[k];
-      }
-      out.variance = interior_sum<N>(in.variance + corner, in.w, vy, vx);
-    }
-  } else if constexpr (METHOD == BSPLINE3) {
-    out.image = mirrored_sum<4>(in, iy, ix, by, bx);
+    if (in.variance && clean) out.variance = interior_squares<N>(in.variance + corner, in.w, wy, wx);
+  } else if constexpr (C > 0) {
+    out.image = mirrored_sum<C>(in, iy, ix, by, bx);
   } else {
-    float rows[6];
+    float rows[N];
     UNROLL for (int n = 0; n < N; ++n) rows[n] = wy[n];
     out.image = mirrored_sum<N>(in, iy, ix, rows, wx);
   }
-  if (!inside || out.mask != 0) impaired<N>(in, wy, wx, fy, fx, top, left, out);
+  if (!clean) impaired<N>(in, wy, wx, fy, fx, top, left, out);
   out.image *= at.area;
   out.variance *= at.area * at.area;
   return out;

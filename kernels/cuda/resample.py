@@ -7,7 +7,7 @@ import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.module import kernel
-from skydelta.kernels.resample import MaskBits
+from skydelta.kernels.resample import TAPS, MaskBits
 
 NULL = np.uintp(0)
 """Pointer of a plane that is not there."""
@@ -18,7 +18,7 @@ def prepare(
     variance: Array | None,
     mask: Array | None,
     *,
-    spline: bool,
+    degree: int,
     fill: int,
     bad: int,
     no_data: int,
@@ -26,12 +26,22 @@ def prepare(
     """Fill unusable pixels and, for splines, filter to B-spline coefficients with mirrored borders."""
     xp = backend_of(image).xp
     h, w = image.shape
-    values, work = xp.empty((h, w), np.float32), xp.empty((h, w), np.int32)
-    function = kernel("resample.cu", "resample_prepare", template_args=("true" if spline else "false",))
+    filled, work = xp.empty((h, w), np.float32), xp.empty((h, w), np.int32)
     scalars = [np.int32(i) for i in (h, w, fill, bad, no_data)]
     planes = [NULL if p is None else p for p in (variance, mask)]
-    function((-(-w // 64), -(-h // 32)), (256,), (image, *planes, *scalars, values, work))
+    function = kernel("resample.cu", "resample_prepare")
+    function((-(-h * w // 256),), (256,), (image, *planes, *scalars, filled, work))
+    if not degree:
+        return filled, work
+    values = xp.empty((h, w), np.float32)
+    function = kernel("resample.cu", "resample_filter", template_args=(str(degree),))
+    function(_tiles(h, w), (256,), (filled, np.int32(h), np.int32(w), values))
     return values, work
+
+
+def _tiles(h: int, w: int) -> tuple[int, int]:
+    """Blocks of 64 x 32 px."""
+    return -(-w // 64), -(-h // 32)
 
 
 def gather(
@@ -52,15 +62,18 @@ def gather(
     image_out, weight_out = xp.empty(shape, np.float32), xp.empty(shape, np.float32)
     variance_out = None if variance is None else xp.empty(shape, np.float32)
     mask_out = xp.empty(shape, np.int32)
-    function = kernel("resample.cu", "resample_gather", template_args=(str(method),))
     size = [np.int32(i) for i in values.shape]
+    touched = xp.empty(values.shape, np.uint8)
+    function = kernel("resample.cu", "resample_touched", template_args=(str(TAPS[method]),))
+    function(_tiles(*values.shape), (256,), (work, *size, touched))
+    function = kernel("resample.cu", "resample_gather", template_args=(str(method),))
     spacing = exact.shape[2]
     grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
     scalars = [np.int32(i) for i in (flux, bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
     function(
         (-(-shape[1] // 32), -(-shape[0] // 8)),
         (32, 8),
-        (values, NULL if variance is None else variance, work, *size, nodes, cells, exact, *grid, *scalars,
+        (values, NULL if variance is None else variance, work, touched, *size, nodes, cells, exact, *grid, *scalars,
          image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out

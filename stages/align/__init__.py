@@ -16,7 +16,7 @@ from skydelta.io.psf import Psf
 from skydelta.io.sky import low_level
 from skydelta.kernels.backend import Array
 from skydelta.kernels.core.tiles import Box
-from skydelta.kernels.resample import MaskBits, PixelMap, Resampled, resample
+from skydelta.kernels.resample import METHODS, TAPS, MaskBits, Method, PixelMap, Resampled, resample
 from skydelta.stages.align.mapping import pixel_map, shift_map
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
@@ -36,9 +36,7 @@ FULL_OVERLAP = 0.9
 class AlignConfig(StageConfig):
     """How an image is brought onto another grid."""
 
-    method: Literal["bspline3", "bilinear", "lanczos3", "nearest"] = Field(
-        "bspline3", description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5"
-    )
+    method: Method = Field("bspline3", description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5")
     tolerance: float = Field(
         1e-4, gt=0, le=0.1, description="largest error of an interpolated position and of a shift that is copied, px"
     )
@@ -67,7 +65,7 @@ class Align(Stage[AlignConfig]):
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 
     def halo(self) -> int:
-        return 3
+        return TAPS[METHODS.index(self.config.method)] // 2
 
     def memory(self, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result

@@ -21,6 +21,7 @@ ORDERS: dict[int | str, Method] = {
     1: "bilinear",
     "bicubic": "bspline3",
     3: "bspline3",
+    5: "bspline5",
 }
 """Orders of ``reproject_interp`` that have an equal here."""
 
@@ -52,10 +53,10 @@ def reproject(
         (H, W); otherwise ``array_shape`` of the WCS, or NAXIS1 and NAXIS2 of the header.
     hdu_in : int or str, optional
         Which HDU of ``input_data``.
-    method : {"bspline3", "bilinear", "lanczos3", "nearest"}, optional
+    method : {"bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest"}, optional
         bspline3 unless ``order`` says another.
-    order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3}, optional
-        The name that `reproject_interp` has for nearest, bilinear and bspline3; its biquadratic has no equal here.
+    order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3, 5}, optional
+        What `reproject_interp` calls nearest, bilinear, bspline3 and bspline5; its biquadratic has no equal here.
     conserve : {"brightness", "flux"}
         Keep values as they are, or multiply them by the area of a target pixel in source pixels.
     return_footprint : bool

@@ -12,6 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
+from skydelta.kernels.resample import Method
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.stack.job import Job
 
@@ -46,9 +47,7 @@ class StackConfig(StageConfig):
         description="Clipping: part of the signal within one pixel that a value may differ by as well; 0.8 leaves "
         "stars alone where seeing differs by 20 %.",
     )
-    resampling: Literal["bspline3", "bilinear", "lanczos3", "nearest"] = Field(
-        "bspline3", description="interpolation kernel of align"
-    )
+    resampling: Method = Field("bspline3", description="interpolation kernel of align")
     conserve: Literal["auto", "flux", "brightness"] = Field("auto", description="as of align")
     aligned: bool = Field(False, description="The images are on one grid already, whatever their WCS say.")
     pixel_scale: float | None = Field(

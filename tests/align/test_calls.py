@@ -143,7 +143,12 @@ def test_nddata_without_uncertainty_gets_none(image, source, target):
 
 @pytest.mark.parametrize(
     ("method", "order", "limit"),
-    [("nearest", "nearest-neighbor", 0.0), ("bilinear", "bilinear", 1e-4), ("bspline3", "bicubic", 1e-3)],
+    [
+        ("nearest", "nearest-neighbor", 0.0),
+        ("bilinear", "bilinear", 1e-4),
+        ("bspline3", "bicubic", 1e-3),
+        ("bspline5", 5, 1e-3),
+    ],
 )
 def test_reproject_agrees_with_reproject_interp(method, order, limit, image, source, target, peer, figure):
     theirs, seen = peer("reproject").reproject_interp((image, source), target, shape_out=ONTO, order=order)

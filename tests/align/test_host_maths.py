@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""resample.cuh on the host, under the sanitizers, against the reference of the same kernels."""
+"""resample.cuh on the host, under warnings and sanitizers, against the reference: all methods in one program.
+
+The kernels around it run whole in ``tests/conformance/test_host_device.py``.
+"""
 
 import numpy as np
 import pytest
@@ -8,99 +11,119 @@ from cases import resample as gather_case
 from cases import resample_prepare as prepare_case
 
 from skydelta.kernels.cpu import reference_resample
-from skydelta.kernels.resample import PREPARE, RESAMPLE
+from skydelta.kernels.resample import DEGREES, METHODS, PREPARE, RESAMPLE, TAPS
 
 GATHER = """
   using namespace resample;
-  const int h = {h}, w = {w}, H = {H}, W = {W};
-  const Source in{{values, {variance}, work, h, w, {grow}, {no_data}, {edge}, {interp}}};
-  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}, {flux}}};
-  for (int y = 0; y < H; ++y)
-    for (int x = 0; x < W; ++x) {{
-      const int i = y / map.spacing, j = x / map.spacing, ty = y - i * map.spacing, tx = x - j * map.spacing;
-      const int cell = cells[i * map.nx + j];
-      Position at{{0.0, 0.0, quiet_nan()}};
-      if (cell == CELL_INTERPOLATED) {{
-        double row[4][4];
-        for (int k = 0; k < 4; ++k)
-          for (int term = 0; term < (map.flux ? 4 : 2); ++term) row[k][term] = collapse(map, i, j, ty, k, term);
-        at = interpolate(map, row, tx);
-      }} else if (cell >= 0) {{
-        at = exact_position(map, cell, ty, tx);
+  const int H = {H}, W = {W};
+  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}, true}};
+  const auto all = [&](auto method, const Source& in) {{
+    constexpr int METHOD = decltype(method)::value;
+    for (int y = 0; y < H; ++y)
+      for (int x = 0; x < W; ++x) {{
+        const int i = y / map.spacing, j = x / map.spacing, ty = y - i * map.spacing, tx = x - j * map.spacing;
+        const int cell = cells[i * map.nx + j];
+        Position at{{0.0, 0.0, quiet_nan()}};
+        if (cell == CELL_INTERPOLATED) {{
+          double row[4][4];
+          for (int k = 0; k < 4; ++k)
+            for (int term = 0; term < 4; ++term) row[k][term] = collapse(map, i, j, ty, k, term);
+          at = interpolate(map, row, tx);
+        }} else if (cell >= 0) {{
+          at = exact_position(map, cell, ty, tx);
+        }}
+        const Pixel out = gather<METHOD>(in, at);
+        const int p = (METHOD * H + y) * W + x;
+        image[p] = out.image;
+        variance_out[p] = out.variance;
+        mask[p] = out.mask;
+        weight[p] = out.weight;
       }}
-      const Pixel out = gather<{method}>(in, at);
-      const int p = y * W + x;
-      image[p] = out.image;
-      variance_out[p] = out.variance;
-      mask[p] = out.mask;
-      weight[p] = out.weight;
-    }}
+  }};
+  {calls}
 """
 
-# One window of 25 samples a pixel and axis: what a thread block shares among its threads.
+CALL = """
+  all(std::integral_constant<int, {method}>(), Source{{values{degree}, variance, work, touched{taps}, {h}, {w}, {grow},
+      {no_data}, {edge}, {interp}}});
+"""
+
+# One window a pixel and axis: what a thread block shares among its threads.
 PREPARE_BODY = """
   using namespace resample;
   const Plane in{{image, variance, mask, {h}, {w}, {fill}, {bad}, {no_data}}};
   for (int y = 0; y < in.h; ++y)
     for (int x = 0; x < in.w; ++x) {{
       const int p = y * in.w + x;
-      work[p] = in.classify(y, x);
-      if (!{spline}) {{
-        values[p] = in.value(y, x);
-        continue;
-      }}
-      float column[2 * HALO + 1], line[2 * HALO + 1];
-      for (int k = 0; k < 2 * HALO + 1; ++k) {{
-        for (int l = 0; l < 2 * HALO + 1; ++l)
-          line[l] = in.value(mirror(y + k - HALO, in.h), mirror(x + l - HALO, in.w));
-        filter_window(line);
-        column[k] = line[HALO];
-      }}
-      filter_window(column);
-      values[p] = column[HALO];
+      work[p] = in.classify(p);
+      values0[p] = image[p];
+      if (work[p] >= 0) continue;
+      double total = 0.0, count = 0.0;
+      for (int k = 0; k < 64; ++k) in.near(y, x, k, total, count);
+      for (int d = FILL_RADIUS + 1; count == 0.0 && in.within(d); d *= 2)
+        for (int k = 0; k < 64; ++k) in.far(y, x, k, d, total, count);
+      values0[p] = count > 0.0 ? (float)(total / count) : 0.0f;
     }}
+  const auto filter = [&](auto degree, float* out) {{
+    constexpr int D = decltype(degree)::value, N = 2 * HALO<D> + 1;
+    for (int y = 0; y < in.h; ++y)
+      for (int x = 0; x < in.w; ++x) {{
+        float column[N], line[N];
+        for (int k = 0; k < N; ++k) {{
+          for (int l = 0; l < N; ++l)
+            line[l] = values0[mirror(y + k - HALO<D>, in.h) * in.w + mirror(x + l - HALO<D>, in.w)];
+          filter_window<D>(line);
+          column[k] = line[HALO<D>];
+        }}
+        filter_window<D>(column);
+        out[y * in.w + x] = column[HALO<D>];
+      }}
+  }};
+  filter(std::integral_constant<int, 3>(), values3);
+  filter(std::integral_constant<int, 5>(), values5);
 """
 
 
-@pytest.mark.parametrize("shape", [(41, 53), (1, 40), (5, 9), (2, 2)])
-@pytest.mark.parametrize("method", range(4))
-def test_gather(tmp_path, rng, shape, method):
-    case = {**gather_case.make(rng, shape), "method": method}
-    bits, flux = case["bits"], case["flux"]
-    h, w = case["values"].shape
-    height, width = case["shape"]
-    ny, nx = case["cells"].shape
-    body = GATHER.format(
-        h=h, w=w, H=height, W=width, ny=ny, nx=nx, spacing=case["exact"].shape[2], method=method,
-        flux=str(flux).lower(), variance="nullptr" if case["variance"] is None else "variance",
-        grow=bits.grow, no_data=bits.no_data, edge=bits.edge, interp=bits.interp,
-    )  # fmt: skip
-    arrays = {k: v for k, v in case.items() if isinstance(v, np.ndarray)}
-    outputs = {
-        "image": (np.float32, case["shape"]), "variance_out": (np.float32, case["shape"]),
-        "mask": (np.int32, case["shape"]), "weight": (np.float32, case["shape"]),
-    }  # fmt: skip
-    got = support_host_cuda.run(tmp_path, "resample.cuh", body, arrays, outputs)
-    image, variance, mask, weight = reference_resample.gather(**case)
-    close = {"rtol": RESAMPLE.tolerance.relative, "atol": RESAMPLE.tolerance.absolute}
-    np.testing.assert_array_equal(got["mask"], mask)
-    np.testing.assert_allclose(got["image"], image, **close)
-    np.testing.assert_allclose(got["weight"], weight, **close)
-    if variance is not None:
-        np.testing.assert_allclose(got["variance_out"], variance, **close)
-
-
-@pytest.mark.parametrize("spline", [True, False])
-@pytest.mark.parametrize("shape", [(40, 51), (1, 40), (2, 2)])
-def test_prepare(tmp_path, rng, shape, spline):
-    case = {**prepare_case.make(rng, shape), "spline": spline}
-    h, w = shape
-    body = PREPARE_BODY.format(
-        h=h, w=w, fill=case["fill"], bad=case["bad"], no_data=case["no_data"], spline=str(spline).lower()
+def test_gather(tmp_path, rng):
+    case = gather_case.make(rng, (48, 90)) | {"flux": True}
+    planes = gather_case.planes(rng, case["values"].shape)
+    bits = case["bits"]
+    options = {"fill": bits.fill, "bad": bits.bad, "no_data": bits.no_data}
+    ready = {d: reference_resample.prepare(*planes, degree=d, **options) for d in set(DEGREES)}
+    work = ready[0][1]
+    arrays = {k: case[k] for k in ("nodes", "cells", "exact")} | {"variance": planes[1], "work": work}
+    arrays |= {f"values{d}": values for d, (values, _) in ready.items()}
+    for size in set(TAPS):
+        padded = np.pad(work != 0, ((0, size), (0, size)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size))
+        arrays[f"touched{size}"] = windows.any(axis=(2, 3))[: work.shape[0], : work.shape[1]].astype(np.uint8)
+    (h, w), (height, width), (ny, nx) = work.shape, case["shape"], case["cells"].shape
+    calls = "".join(
+        CALL.format(method=m, degree=DEGREES[m], taps=TAPS[m], h=h, w=w, **bits._asdict()) for m in range(len(METHODS))
     )
-    arrays = {k: v for k, v in case.items() if isinstance(v, np.ndarray)}
-    outputs = {"values": (np.float32, shape), "work": (np.int32, shape)}
+    body = GATHER.format(H=height, W=width, ny=ny, nx=nx, spacing=case["exact"].shape[2], calls=calls)
+    shape = (len(METHODS), height, width)
+    outputs = dict.fromkeys(("image", "variance_out", "weight"), (np.float32, shape)) | {"mask": (np.int32, shape)}
     got = support_host_cuda.run(tmp_path, "resample.cuh", body, arrays, outputs)
-    values, work = reference_resample.prepare(**case)
-    np.testing.assert_array_equal(got["work"], work)
-    np.testing.assert_allclose(got["values"], values, rtol=PREPARE.tolerance.relative, atol=PREPARE.tolerance.absolute)
+    close = {"rtol": RESAMPLE.tolerance.relative, "atol": RESAMPLE.tolerance.absolute}
+    for m, name in enumerate(METHODS):
+        given = case | {"values": ready[DEGREES[m]][0], "work": work, "variance": planes[1], "method": m}
+        image, variance, mask, weight = reference_resample.gather(**given)
+        np.testing.assert_array_equal(got["mask"][m], mask, err_msg=name)
+        np.testing.assert_allclose(got["image"][m], image, err_msg=name, **close)
+        np.testing.assert_allclose(got["weight"][m], weight, err_msg=name, **close)
+        np.testing.assert_allclose(got["variance_out"][m], variance, err_msg=name, **close)
+
+
+@pytest.mark.parametrize("shape", [(30, 41), (1, 40)])
+def test_prepare(tmp_path, rng, shape):
+    case = prepare_case.make(rng, shape)
+    body = PREPARE_BODY.format(h=shape[0], w=shape[1], **{k: case[k] for k in ("fill", "bad", "no_data")})
+    arrays = {k: v for k, v in case.items() if isinstance(v, np.ndarray)}
+    outputs = {f"values{d}": (np.float32, shape) for d in (0, 3, 5)} | {"work": (np.int32, shape)}
+    got = support_host_cuda.run(tmp_path, "resample.cuh", body, arrays, outputs)
+    close = {"rtol": PREPARE.tolerance.relative, "atol": PREPARE.tolerance.absolute}
+    for degree in (0, 3, 5):
+        values, work = reference_resample.prepare(**case | {"degree": degree})
+        np.testing.assert_array_equal(got["work"], work)
+        np.testing.assert_allclose(got[f"values{degree}"], values, **close)

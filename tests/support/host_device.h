@@ -275,6 +275,10 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   return out;
 }
 inline double sinpi(double v) { return std::sin(3.14159265358979323846 * v); }
+inline void sincospif(float v, float* s, float* c) {
+  *s = (float)sinpi(v);
+  *c = (float)std::cos(3.14159265358979323846 * v);
+}
 template <typename T>
 T __ldg(const T* at) {
   return *at;

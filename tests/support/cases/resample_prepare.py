@@ -22,8 +22,8 @@ def planes(rng, shape):
 
 def make(rng, shape):
     image, variance, mask = planes(rng, shape)
-    spline = SHAPES.index(shape) != 1 if shape in SHAPES else True
+    degree = (3, 0, 5)[SHAPES.index(shape) % 3] if shape in SHAPES else 3
     return {
-        "image": image, "variance": variance, "mask": mask, "spline": spline,
+        "image": image, "variance": variance, "mask": mask, "degree": degree,
         "fill": FILL, "bad": BAD, "no_data": NO_DATA,
     }  # fmt: skip
