@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from astropy.io import fits
@@ -31,7 +31,7 @@ from scipy import ndimage
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
-from skydelta.kernels.resample import DEGREES, METHODS, PREPARE, RESAMPLE, MaskBits
+from skydelta.kernels.resample import DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
@@ -152,7 +152,7 @@ def on_cpu(n: int, peers: bool) -> dict[str, Any]:
 
     row("map alone", "", n, fresh)
     row("map alone, seen before", "", n, lambda: pixel_map(image.wcs, onto.wcs, onto.shape, image.shape))
-    for method in METHODS:
+    for method in get_args(Method):
         row(
             f"skydelta {method}",
             "image",
@@ -230,7 +230,8 @@ def scenes(tool: Path, n: int) -> dict[str, Any]:
     return out
 
 
-def on_device(image: Exposure, onto: Exposure) -> None:
+def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
+    """Each kernel with all planes, and the image alone, against the floor of a copy."""
     device = resolve("cuda")
     xp, n = device.xp, onto.shape[0]
     there = image.to(device)
@@ -239,10 +240,12 @@ def on_device(image: Exposure, onto: Exposure) -> None:
     p = image.planes
     bits = MaskBits(p.bit(*FILL), p.bit(*GROW), *(p.bit(name) for name in ("BAD", "NO_DATA", "EDGE", "INTERP")))
     speed = copy_rate()
+    rows: list[dict[str, Any]] = []
     print(f"\n{xp.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {n} x {n} px, copy {speed / 1e3:.2f} TB/s")
 
     def show(name: str, ms: float, bytes_per_pixel: float) -> None:
         floor = bytes_per_pixel * n**2 / speed / 1e6
+        rows.append({"kernel": name, "ms": round(ms, 4), "floor_ms": round(floor, 4), "ratio": round(ms / floor, 2)})
         print(f"  {name:<40} {ms:8.3f} ms, {ms / floor:5.2f} x the floor of {floor:.3f} ms")
 
     prepare, gather = implementation(PREPARE, device), implementation(RESAMPLE, device)
@@ -255,12 +258,28 @@ def on_device(image: Exposure, onto: Exposure) -> None:
 
         values, work = fill()
 
-        def move(values: Any = values, work: Any = work, number: int = number) -> Any:
-            return gather(values, there.variance, work, *tables, shape=grid.shape, method=number, flux=False, bits=bits)
+        def move(variance: Any, values: Any = values, work: Any = work, number: int = number) -> Any:
+            return gather(values, variance, work, *tables, shape=grid.shape, method=number, flux=False, bits=bits)
 
         if method in ("nearest", "bspline3", "bspline5"):
             show(f"{PREPARE.name} (degree {degree})", milliseconds(fill), PREPARE.bytes_per_pixel)
-        show(f"{RESAMPLE.name} {method}", milliseconds(move), RESAMPLE.bytes_per_pixel)
+        show(
+            f"{RESAMPLE.name} {method}", milliseconds(lambda move=move: move(there.variance)), RESAMPLE.bytes_per_pixel
+        )
+        show(f"{RESAMPLE.name} {method}, no variance", milliseconds(lambda move=move: move(None)), 20.0)
+    points = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, corners=True)
+    tables = [device.asarray(t) for t in (points.nodes, points.cells, points.exact)]
+    values, work = prepare(
+        there.image, there.variance, there.mask, degree=0, fill=bits.fill, bad=bits.bad, no_data=bits.no_data
+    )
+    overlap = implementation(EXACT, device)
+
+    def share() -> Any:
+        return overlap(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits)
+
+    show(EXACT.name, milliseconds(share), EXACT.bytes_per_pixel)
+    return {"device": xp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "copy_TB_per_s": round(speed / 1e3, 3),
+            "size": n, "dtype": "float32", "state": "warm, arrays on the device", "kernels": rows}  # fmt: skip
 
 
 def main() -> None:
@@ -269,20 +288,22 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="leave the rows of other packages out")
     parser.add_argument("--scenes", type=Path, metavar="ALIGN_SCENE", help="also score the cases of this generator")
     parser.add_argument("--scene-size", type=int, default=2048)
+    parser.add_argument("--device", action="store_true", help="the section of the CUDA device alone")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     a = parser.parse_args()
     result: dict[str, Any] = {"machine": platform.machine(), "cpus": os.cpu_count(), "dtype": "float32",
                               "state": "warm; CPU seconds of all threads, map included"}  # fmt: skip
-    result |= on_cpu(a.size, not a.no_peers)
+    if not a.device:
+        result |= on_cpu(a.size, not a.no_peers)
     if a.scenes:
         result["scenes"] = {"size": a.scene_size, **scenes(a.scenes, a.scene_size)}
     count, why = cuda_device_count()
     if count:
         image, onto, _ = pair(a.size)
-        on_device(image, onto)
+        result["cuda"] = on_device(image, onto)
     else:
         print(f"\nno GPU section: {why}")
-    print(f"not installed: {', '.join(result['absent']) or 'nothing'}")
+    print(f"not installed: {', '.join(absent()) or 'nothing'}")
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -16,10 +16,10 @@ import numpy as np
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
-Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5"]
+Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5", "exact"]
 
 METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5")
-"""Interpolation kernels; the position is the number that the kernels know them by."""
+"""Interpolation kernels by the number that the kernels know them by; ``exact`` beside them interpolates nothing."""
 
 DEGREES = (0, 0, 3, 0, 5, 0, 0)
 """Degree of the spline of each method, 0 for those without a prefilter."""
@@ -151,6 +151,19 @@ RESAMPLE = register(
     )
 )
 
+EXACT = register(
+    KernelSpec(
+        name="resample_exact",
+        twin="skydelta.kernels.cpu.overlap:overlap",
+        launch="skydelta.kernels.cuda.resample:overlap",
+        reference="skydelta.kernels.cpu.reference_overlap:overlap",
+        entries=(CudaEntry("resample.cu", "resample_exact", max_spill=16),),
+        halo="the source pixels under a target pixel",
+        bytes_per_pixel=28.0,
+        tolerance=Tolerance(1e-6, 1e-6, "areas from edges or from clipped polygons, in float64"),
+    )
+)
+
 
 def resample(
     image: Array,
@@ -162,7 +175,7 @@ def resample(
     flux: bool = False,
     bits: MaskBits,
 ) -> Resampled:
-    """Interpolate a source at the pixels of a target grid.
+    """Bring a source onto the pixels of a target grid.
 
     Parameters
     ----------
@@ -172,9 +185,12 @@ def resample(
     mask : int32 (h, w) or None
         Bits 0 to 30.
     pixel_map : PixelMap
-    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5"}
+        For ``exact`` that of pixel corners: one row and one column more than the target, corner (y, x) is the lower
+        left one of pixel (y, x).
+    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "exact"}
         bspline3 and bspline5 are the interpolating B-splines of degree 3 and 5 (Unser 1999); Lanczos kernels are
-        normalised along each axis.
+        normalised along each axis; exact weights source pixels by the area that they share with the target pixel,
+        bounded by straight lines between its corners.
     flux : bool
         Multiply by the area of a target pixel in source pixels (images of flux per pixel); otherwise values are kept
         (surface brightness).
@@ -188,10 +204,25 @@ def resample(
     image = backend.asarray(image, np.float32)
     variance = None if variance is None else backend.asarray(variance, np.float32)
     mask = None if mask is None else backend.asarray(mask, np.int32)
-    number = METHODS.index(method)
+    number = METHODS.index(method) if method != "exact" else 0
     values, work = implementation(PREPARE, backend)(
         image, variance, mask, degree=DEGREES[number], fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
+    if method == "exact":
+        height, width = pixel_map.shape
+        return Resampled(
+            *implementation(EXACT, backend)(
+                values,
+                variance,
+                work,
+                backend.asarray(pixel_map.nodes),
+                backend.asarray(pixel_map.cells),
+                backend.asarray(pixel_map.exact),
+                shape=(height - 1, width - 1),
+                flux=flux,
+                bits=bits,
+            )
+        )
     return Resampled(
         *implementation(RESAMPLE, backend)(
             values,

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import get_args
 
 from skydelta.errors import AlgorithmError, ConfigError, DeviceError
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
@@ -175,7 +176,7 @@ def warm_up(device: str = "auto") -> float:
     """
     from skydelta.io.fits.writer import write
     from skydelta.io.read import read
-    from skydelta.kernels.resample import METHODS
+    from skydelta.kernels.resample import Method
     from skydelta.pipeline.runner import run
     from skydelta.pipeline.simulate import simulate
     from skydelta.stages.align import Align
@@ -188,7 +189,7 @@ def warm_up(device: str = "auto") -> float:
         if result.exit_code:
             raise AlgorithmError(f"the simulated pair fails here: {result.receipts[0]['error']['message']}")
         exposure, reference = (read(path, device=device) for path in (pair.science, pair.reference))
-        for method in METHODS:
+        for method in get_args(Method):
             Align(method=method)(reference, onto=exposure, device=device)
         lossy, lossless = Path(folder) / "lossy.fits", Path(folder) / "lossless.fits"
         write(exposure, lossy, "RICE_1")

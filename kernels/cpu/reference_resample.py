@@ -74,7 +74,7 @@ def gather(
     bits: MaskBits,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     """As the twin of the same name."""
-    qx, qy, area = _dense_map(nodes, cells, exact, shape)
+    qx, qy, area = dense_map(nodes, cells, exact, shape)
     h, w = values.shape
     inside = (qx >= -0.5) & (qx <= w - 0.5) & (qy >= -0.5) & (qy <= h - 0.5)
     if flux:
@@ -123,7 +123,7 @@ def gather(
     return image.astype(np.float32), variance_out, m.astype(np.int32), weight.astype(np.float32)
 
 
-def _dense_map(nodes: np.ndarray, cells: np.ndarray, exact: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def dense_map(nodes: np.ndarray, cells: np.ndarray, exact: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Source x, y and pixel area at every target pixel: float64 (3, H, W), NaN where there is none."""
     h = exact.shape[2]
     t = np.arange(h) / h

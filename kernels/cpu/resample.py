@@ -53,7 +53,7 @@ def prepare(
     """
     values = np.empty(image.shape, np.float32)
     work = np.empty(image.shape, np.int32)
-    _classify(image, *_planes(variance, mask), np.int32(fill), np.int32(bad), np.int32(no_data), work)
+    _classify(image, *optional_planes(variance, mask), np.int32(fill), np.int32(bad), np.int32(no_data), work)
     _fill(image, work, values)
     if degree:
         prefilter(values, degree)
@@ -84,8 +84,8 @@ def gather(
     variance_out = None if variance is None else np.empty(shape, np.float32)
     mask_out = np.empty(shape, np.int32)
     weight_out = np.empty(shape, np.float32)
-    v_in, _ = _planes(variance, None)
-    v_out, _ = _planes(variance_out, None)
+    v_in, _ = optional_planes(variance, None)
+    v_out, _ = optional_planes(variance_out, None)
     size = TAPS[method]
     touched, rows = np.empty(work.shape, np.uint8), np.empty(work.shape, np.uint8)
     _touched(work, size, rows, touched)
@@ -96,7 +96,7 @@ def gather(
     return image_out, variance_out, mask_out, weight_out
 
 
-def _planes(variance: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def optional_planes(variance: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Missing planes as empty arrays: one compiled signature for all cases."""
     return (
         np.empty((0, 0), np.float32) if variance is None else variance,
@@ -156,7 +156,7 @@ def _replacement(image, work, y, x):
 
 
 @inline
-def _lagrange(t, w, d, i):
+def lagrange(t, w, d, i):
     """Weights (4, n) of 4 nodes at -1, 0, 1, 2 for position t, and their derivatives, in column i."""
     a, b, c, e = t + 1.0, t, t - 1.0, t - 2.0
     w[0, i] = -b * c * e / 6.0
@@ -195,7 +195,7 @@ def _gather(
     h, w = image_out.shape
     basis = np.empty((2, 4, spacing))
     for t in range(spacing):
-        _lagrange(t / spacing, basis[0], basis[1], t)
+        lagrange(t / spacing, basis[0], basis[1], t)
     for y in prange(h):
         row = np.empty((4, 4))
         at = np.empty((5, spacing))
@@ -203,13 +203,13 @@ def _gather(
         i = y // spacing
         for j in range(cells.shape[1]):
             x0, x1 = j * spacing, min((j + 1) * spacing, w)
-            _positions(nodes, cells[i, j], exact, i, j, y - i * spacing, basis, flux, row, at)
+            positions(nodes, cells[i, j], exact, i, j, y - i * spacing, basis, flux, row, at)
             planes = image_out[y, x0:x1], variance_out[y : y + 1, x0:x1], mask_out[y, x0:x1], weight_out[y, x0:x1]
             _strip(values, variance, work, touched, method, size, bits, at, taps, *planes)
 
 
 @inline
-def _positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
+def positions(nodes, cell, exact, i, j, ty, basis, flux, row, at):
     """Source x, y and area ratio (rows of ``at``) along row ty of cell (i, j)."""
     spacing = at.shape[1]
     if cell == CELL_INTERPOLATED:

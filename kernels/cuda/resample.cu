@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "overlap.cuh"
 #include "resample.cuh"
 
 // Sum over the lanes of a warp, the same in all of them.
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(256) resample_prepare(const float* __restrict_
 // by one thread per 16 px of a row, then along y by one thread per 8 px of a column; row strides are odd so that
 // neighbouring rows fall on different banks.
 template <int DEGREE>
-__global__ void __launch_bounds__(256) resample_filter(const float* __restrict__ filled, int h, int w,
+__global__ void __launch_bounds__(256, DEGREE == 5 ? 3 : 4) resample_filter(const float* __restrict__ filled, int h, int w,
                                                        float* __restrict__ values) {
   constexpr int TX = 64, TY = 32, ACROSS = 16, DOWN = 8, HALO = resample::HALO<DEGREE>;
   constexpr int LX = TX + 2 * HALO, LY = TY + 2 * HALO;
@@ -144,6 +145,45 @@ __global__ void __launch_bounds__(256, resample::SIZE<METHOD> > 6 ? 2 : 4) resam
     at = resample::exact_position(map, cell, ty, tx);
   const resample::Source in{values, variance, work, touched, h, w, grow, no_data, edge, interp};
   const resample::Pixel out = resample::gather<METHOD>(in, at);
+  const size_t p = (size_t)y * width + x;
+  image_out[p] = out.image;
+  if (variance_out) variance_out[p] = out.variance;
+  mask_out[p] = out.mask;
+  weight_out[p] = out.weight;
+}
+
+// Exact overlap: one thread a target pixel, blocks of 32 x 8 px, whose 33 x 9 corners are mapped once and shared.
+__global__ void __launch_bounds__(256, 2) resample_exact(
+    const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
+    const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
+    int spacing, double inverse, int flux, int no_data, int edge, int interp, int height, int width,
+    float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
+    float* __restrict__ weight_out) {
+  constexpr int TX = 32, TY = 8;
+  __shared__ double xs[TY + 1][TX + 1];
+  __shared__ double ys[TY + 1][TX + 1];
+  __shared__ float areas[TY + 1][TX + 1];
+  const resample::Map map{nodes, cells, exact, ny, nx, spacing, inverse, flux != 0};
+  const int x0 = blockIdx.x * TX, y0 = blockIdx.y * TY;
+  for (int i = threadIdx.y * TX + threadIdx.x; i < (TX + 1) * (TY + 1); i += TX * TY) {
+    const int cy = i / (TX + 1), cx = i % (TX + 1);
+    if (y0 + cy <= height && x0 + cx <= width) {
+      const overlap::Corner at = overlap::corner(map, y0 + cy, x0 + cx);
+      xs[cy][cx] = at.x + 0.5;
+      ys[cy][cx] = at.y + 0.5;
+      areas[cy][cx] = at.area;
+    }
+  }
+  __syncthreads();
+
+  const int tx = threadIdx.x, ty = threadIdx.y, x = x0 + tx, y = y0 + ty;
+  if (x >= width || y >= height) return;
+  double qx[4] = {xs[ty][tx], xs[ty][tx + 1], xs[ty + 1][tx + 1], xs[ty + 1][tx]};
+  double qy[4] = {ys[ty][tx], ys[ty][tx + 1], ys[ty + 1][tx + 1], ys[ty + 1][tx]};
+  const float limit = overlap::SEAM * fmaxf(fmaxf(areas[ty][tx], areas[ty][tx + 1]),
+                                            fmaxf(areas[ty + 1][tx], areas[ty + 1][tx + 1]));
+  const resample::Source in{values, variance, work, nullptr, h, w, 0, no_data, edge, interp};
+  const resample::Pixel out = overlap::gather(in, qx, qy, limit, flux != 0);
   const size_t p = (size_t)y * width + x;
   image_out[p] = out.image;
   if (variance_out) variance_out[p] = out.variance;

@@ -77,3 +77,33 @@ def gather(
          image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
+
+
+def overlap(
+    values: Array,
+    variance: Array | None,
+    work: Array,
+    nodes: Array,
+    cells: Array,
+    exact: Array,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[Array, Array | None, Array, Array]:
+    """Sums over source pixels, weighted by the area that each shares with a target pixel."""
+    xp = backend_of(values).xp
+    image_out, weight_out = xp.empty(shape, np.float32), xp.empty(shape, np.float32)
+    variance_out = None if variance is None else xp.empty(shape, np.float32)
+    mask_out = xp.empty(shape, np.int32)
+    size = [np.int32(i) for i in values.shape]
+    spacing = exact.shape[2]
+    grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
+    scalars = [np.int32(i) for i in (flux, bits.no_data, bits.edge, bits.interp, *shape)]
+    kernel("resample.cu", "resample_exact")(
+        (-(-shape[1] // 32), -(-shape[0] // 8)),
+        (32, 8),
+        (values, NULL if variance is None else variance, work, *size, nodes, cells, exact, *grid, *scalars,
+         image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
+    )  # fmt: skip
+    return image_out, variance_out, mask_out, weight_out

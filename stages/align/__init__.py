@@ -36,7 +36,10 @@ FULL_OVERLAP = 0.9
 class AlignConfig(StageConfig):
     """How an image is brought onto another grid."""
 
-    method: Method = Field("bspline3", description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5")
+    method: Method = Field(
+        "bspline3",
+        description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5; exact: shared areas",
+    )
     tolerance: float = Field(
         1e-4, gt=0, le=0.1, description="largest error of an interpolated position and of a shift that is copied, px"
     )
@@ -65,7 +68,8 @@ class Align(Stage[AlignConfig]):
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 
     def halo(self) -> int:
-        return TAPS[METHODS.index(self.config.method)] // 2
+        method = self.config.method
+        return 1 if method == "exact" else TAPS[METHODS.index(method)] // 2
 
     def memory(self, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result
@@ -115,14 +119,20 @@ class Align(Stage[AlignConfig]):
         ctx.metric("map_spacing_px", grid.spacing)
         ctx.metric("map_exact_fraction", grid.exact_fraction)
         ctx.metric("pixel_area_ratio", list(grid.area))
-        flux = self._factor(image) and max(abs(a - 1) for a in grid.area) > EQUAL_AREA
+        flux = self._factor(image) and (
+            (self.config.method == "exact" and grid.shift is None) or max(abs(a - 1) for a in grid.area) > EQUAL_AREA
+        )
         ctx.metric("conserved", "flux" if flux else "brightness")
         if grid.shift is None:
             method: str = self.config.method
             bits = MaskBits(
                 planes.bit(*FILL), planes.bit(*GROW), *(planes.bit(n) for n in ("BAD", "NO_DATA", "EDGE", "INTERP"))
             )
-            new = resample(image.image, image.variance, mask, grid, method=self.config.method, flux=flux, bits=bits)
+            points = grid
+            if method == "exact":
+                points = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance, corners=True)
+                ctx.metric("map_error_px", max(grid.error, points.error))
+            new = resample(image.image, image.variance, mask, points, method=self.config.method, flux=flux, bits=bits)
             psf: Psf | None = None
             overlap = float((new.weight > 0).mean())
         else:

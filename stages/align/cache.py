@@ -110,9 +110,10 @@ class MapCache:
         source_shape: tuple[int, int],
         tolerance: float,
         make: Callable[[], PixelMap],
+        corners: bool = False,
     ) -> PixelMap:
         """The map of these arguments; ``make`` is called when there is none."""
-        key = hashlib.blake2b(repr((target_shape, source_shape, tolerance)).encode(), digest_size=16)
+        key = hashlib.blake2b(repr((target_shape, source_shape, tolerance, corners)).encode(), digest_size=16)
         for wcs, shape in ((source, source_shape), (target, target_shape)):
             key.update(_values(wcs, shape))
         digest = key.digest()

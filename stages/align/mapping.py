@@ -39,6 +39,7 @@ def pixel_map(
     target_shape: tuple[int, int],
     source_shape: tuple[int, int],
     tolerance: float = 1e-4,
+    corners: bool = False,
 ) -> PixelMap:
     """Map target pixels to source pixels.
 
@@ -50,6 +51,9 @@ def pixel_map(
         (H, W), px.
     tolerance : float
         Largest error of an interpolated position, source px.
+    corners : bool
+        Map the corners of pixels instead of their centres: (H + 1, W + 1) of them, (y, x) the lower left one of pixel
+        (y, x).
 
     Returns
     -------
@@ -64,11 +68,13 @@ def pixel_map(
     if same_wcs(source, target):
         return shift_map(target_shape, source_shape)
     chain = SkyChain(source, target)
+    off, more = (0.5, 1) if corners else (0.0, 0)
 
     def make() -> PixelMap:
-        return control_grid(chain, target_shape, source_shape, tolerance, smooth=chain.smooth)
+        shape = target_shape[0] + more, target_shape[1] + more
+        return control_grid(lambda x, y: chain(x - off, y - off), shape, source_shape, tolerance, smooth=chain.smooth)
 
-    return MAPS.get(source, target, target_shape, source_shape, tolerance, make)
+    return MAPS.get(source, target, target_shape, source_shape, tolerance, make, corners)
 
 
 def shift_map(target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0) -> PixelMap:

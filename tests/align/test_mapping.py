@@ -12,7 +12,7 @@ from support_align import PIXEL, exact_positions, plane, tpv, with_sip
 
 from skydelta.errors import InputError
 from skydelta.io.wcs import celestial_wcs
-from skydelta.kernels.cpu.reference_resample import _dense_map as dense
+from skydelta.kernels.cpu.reference_resample import dense_map as dense
 from skydelta.kernels.resample import CELL_INTERPOLATED
 from skydelta.stages.align.cache import same_wcs
 from skydelta.stages.align.chain import SkyChain

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plain reference of exact resampling: polygons clipped pixel by pixel (Sutherland & Hodgman 1974)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from skydelta.kernels.cpu.overlap import SEAM, SLIVER
+from skydelta.kernels.cpu.reference_resample import dense_map
+from skydelta.kernels.cpu.resample import AT_PIXEL
+from skydelta.kernels.resample import MaskBits
+
+
+def overlap(
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """As the twin of the same name."""
+    height, width = shape
+    corners = dense_map(nodes, cells, exact, (height + 1, width + 1))
+    side = exact.shape[2]
+    smooth = np.repeat(np.repeat(cells < 0, side, 0), side, 1)[: height + 1, : width + 1]
+    corners[2][smooth & np.isfinite(corners[0])] = np.inf
+    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
+    for y, x in np.ndindex(*shape):
+        four = np.array([corners[:, y + j, x + i] for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))])
+        quad = four[:, :2] + 0.5
+        whole = area(quad)
+        if not 0 < whole <= SEAM * four[:, 2].max():
+            continue
+        a = shared_areas(quad, values.shape)
+        seen = sum(a.values())
+        if seen <= SLIVER * whole:
+            continue
+        filled = {p: work[p] < 0 for p in a}
+        lost = sum(v for p, v in a.items() if filled[p])
+        kept2 = sum(v * v for p, v in a.items() if not filled[p])
+        m = bits.edge if seen < (1 - AT_PIXEL) * whole else 0
+        for p, v in a.items():
+            if v > AT_PIXEL * min(1.0, whole):
+                m |= int(work[p]) & 0x7FFFFFFF | (bits.interp if filled[p] else 0)
+        weight[y, x] = (seen - lost) / whole
+        gone = lost > 0.5 * seen or kept2 == 0
+        mask[y, x] = m | bits.no_data if gone else m
+        if not gone:
+            scale = 1.0 if flux else 1 / seen
+            image[y, x] = sum(v * float(values[p]) for p, v in a.items()) * scale
+            if variance is not None:
+                good = sum(v * v * float(variance[p]) for p, v in a.items() if not filled[p])
+                var[y, x] = good * sum(v * v for v in a.values()) / kept2 * scale**2
+    return image, None if variance is None else var, mask, weight
+
+
+def shared_areas(quad: np.ndarray, shape: tuple[int, int]) -> dict[tuple[int, int], float]:
+    """Area that a polygon (n, 2) shares with each pixel (y, x) of an image; pixel i covers i to i + 1."""
+    (x0, y0), (x1, y1) = np.floor(quad.min(axis=0)).astype(int), np.ceil(quad.max(axis=0)).astype(int)
+    found = {}
+    for y in range(max(y0, 0), min(y1, shape[0])):
+        row = clip(clip(quad, 1, y, 1), 1, y + 1, -1)
+        for x in range(max(x0, 0), min(x1, shape[1])):
+            a = area(clip(clip(row, 0, x, 1), 0, x + 1, -1))
+            if a > 0:
+                found[y, x] = a
+    return found
+
+
+def clip(polygon: np.ndarray, axis: int, at: float, side: int) -> np.ndarray:
+    """What of a polygon lies above (side 1) or below (-1) a value of one coordinate."""
+    out: list[np.ndarray] = []
+    for a, b in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
+        da, db = side * (a[axis] - at), side * (b[axis] - at)
+        if da >= 0:
+            out.append(a)
+        if da * db < 0:
+            out.append(a + (b - a) * (da / (da - db)))
+    return np.array(out).reshape(-1, 2)
+
+
+def area(polygon: np.ndarray) -> float:
+    if len(polygon) < 3:
+        return 0.0
+    x, y = (polygon - polygon[0]).T
+    return 0.5 * abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1)))

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Per-pixel maths of exact resampling: the area that the quadrilateral between four mapped corners shares with each
+// source pixel, by Green's theorem. See kernels/cpu/overlap.py.
+#pragma once
+#include "resample.cuh"
+
+namespace overlap {
+
+using resample::Map;
+using resample::Pixel;
+using resample::Source;
+
+constexpr double UPRIGHT = 1e-7;  // edges that move by less along x are upright
+constexpr double SLIVER = 1e-9;   // part of a target pixel that must lie on the source
+constexpr float SEAM = 4.0f;      // larger than the derivatives of the map say by this: corners on both sides of a seam
+constexpr double TOUCHES = 1e-3;
+
+struct Corner {
+  double x, y;  // NaN: no map
+  float area;   // of a target pixel, source pixels; infinite where the map is smooth
+};
+
+// Corner (y, x) of the map of corners.
+HD Corner corner(const Map& map, int y, int x) {
+  const int i = y / map.spacing, j = x / map.spacing, ty = y - i * map.spacing, tx = x - j * map.spacing;
+  const int cell = map.cells[(size_t)i * map.nx + j];
+  Corner out{quiet_nan(), quiet_nan(), quiet_nan()};
+  if (cell == resample::CELL_INTERPOLATED) {
+    double across[4], up[4];
+    resample::lagrange(tx * map.inverse, across);
+    resample::lagrange(ty * map.inverse, up);
+    const size_t stride = map.nx + 3;
+    const double* xs = map.nodes + (size_t)i * stride + j;
+    const double* ys = xs + (size_t)(map.ny + 3) * stride;
+    out.x = out.y = 0.0;
+    for (int k = 0; k < 4; ++k) {
+      double column_x = 0.0, column_y = 0.0;
+      for (int n = 0; n < 4; ++n) {
+        column_x += up[n] * xs[(size_t)n * stride + k];
+        column_y += up[n] * ys[(size_t)n * stride + k];
+      }
+      out.x += across[k] * column_x;
+      out.y += across[k] * column_y;
+    }
+    out.area = 3.0e38f;
+  } else if (cell >= 0) {
+    const size_t plane = (size_t)map.spacing * map.spacing;
+    const double* at = map.exact + (size_t)cell * 3 * plane + (size_t)ty * map.spacing + tx;
+    out = {at[0], at[plane], (float)at[2 * plane]};
+  }
+  return out;
+}
+
+// The edges of a quadrilateral inside one row of source pixels.
+struct Edges {
+  double low[4], high[4];  // x
+  double height[4];        // signed
+  double steep[4];         // half the height per width; 0: upright
+
+  HD Edges(const double (&xs)[4], const double (&ys)[4], double row) {
+    UNROLL for (int k = 0; k < 4; ++k) {
+      const double dx = xs[(k + 1) % 4] - xs[k], dy = ys[(k + 1) % 4] - ys[k];
+      const double a = minimum(maximum(ys[k], row), row + 1.0), b = minimum(maximum(ys[k] + dy, row), row + 1.0);
+      low[k] = high[k] = steep[k] = 0.0;
+      height[k] = b - a;
+      if (height[k] == 0.0) continue;
+      const double per = 1.0 / dy, from = xs[k] + dx * ((a - ys[k]) * per), to = xs[k] + dx * ((b - ys[k]) * per);
+      low[k] = minimum(from, to);
+      high[k] = maximum(from, to);
+      steep[k] = fabs(dx) > UPRIGHT ? 0.5 * fabs(dy / dx) : 0.0;
+    }
+  }
+
+  // Integral of min(x, c) dy along them.
+  HD double below(double c) const {
+    double total = 0.0;
+    UNROLL for (int k = 0; k < 4; ++k) {
+      double x = 0.5 * (low[k] + high[k]);
+      if (low[k] >= c || (steep[k] == 0.0 && x > c)) x = c;
+      total += height[k] * x;
+      if (low[k] < c && high[k] > c) {
+        const double beyond = (high[k] - c) * (high[k] - c) * steep[k];
+        total -= height[k] > 0.0 ? beyond : -beyond;
+      }
+    }
+    return total;
+  }
+};
+
+// One target pixel from its corners, in turn around it, where source pixel i covers i to i + 1.
+HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit, bool flux) {
+  const double area2 = (xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]);
+  const double area = 0.5 * fabs(area2);
+  Pixel out{quiet_nan(), quiet_nan(), in.no_data, 0.0f};
+  if (!(area > 0.0 && area <= limit)) return out;
+  const double left = minimum(minimum(xs[0], xs[1]), minimum(xs[2], xs[3]));
+  const double right = maximum(maximum(xs[0], xs[1]), maximum(xs[2], xs[3]));
+  const double bottom = minimum(minimum(ys[0], ys[1]), minimum(ys[2], ys[3]));
+  const double top = maximum(maximum(ys[0], ys[1]), maximum(ys[2], ys[3]));
+  if (right <= 0.0 || left >= in.w || top <= 0.0 || bottom >= in.h) return out;
+  const double x0 = floor(left), y0 = floor(bottom);  // positions are counted from here
+  const int first = (int)maximum(x0, 0.0), last = (int)minimum(ceil(right), (double)in.w);
+  const int lowest = (int)maximum(y0, 0.0), highest = (int)minimum(ceil(top), (double)in.h);
+  UNROLL for (int k = 0; k < 4; ++k) {
+    xs[k] -= x0;
+    ys[k] -= y0;
+  }
+  const double touches = TOUCHES * minimum(1.0, area);
+  double total = 0.0, seen = 0.0, lost = 0.0, v = 0.0, kept2 = 0.0, total2 = 0.0;
+  int m = 0;
+  KEEP_LOOP for (int y = lowest; y < highest; ++y) {
+    const Edges edges(xs, ys, y - y0);
+    double before = edges.below(first - x0);
+    KEEP_LOOP for (int x = first; x < last; ++x) {
+      const double after = edges.below(x + 1 - x0), a = area2 > 0.0 ? after - before : before - after;
+      before = after;
+      if (!(a > 0.0)) continue;
+      const size_t p = (size_t)y * in.w + x;
+      const int flags = in.work[p];
+      seen += a;
+      total += a * in.values[p];
+      total2 += a * a;
+      if (flags < 0) {
+        lost += a;
+      } else {
+        kept2 += a * a;
+        if (in.variance) v += a * a * in.variance[p];
+      }
+      if (a > touches) m |= flags | (flags < 0 ? in.interp : 0);
+    }
+  }
+  m &= 0x7fffffff;
+  if (seen <= SLIVER * area) return out;
+  if (seen < (1.0 - TOUCHES) * area) m |= in.edge;
+  const bool gone = lost > 0.5 * seen || kept2 == 0.0;
+  out.mask = gone ? m | in.no_data : m;
+  out.weight = (float)minimum(1.0, (seen - lost) / area);
+  if (gone) return out;
+  const double scale = flux ? 1.0 : 1.0 / seen;
+  out.image = (float)(total * scale);
+  out.variance = (float)(v * total2 / kept2 * scale * scale);
+  return out;
+}
+
+}  // namespace overlap
