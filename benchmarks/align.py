@@ -31,7 +31,7 @@ from scipy import ndimage
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
-from skydelta.kernels.resample import DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
+from skydelta.kernels.resample import ADAPTIVE, DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
@@ -272,12 +272,13 @@ def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
     values, work = prepare(
         there.image, there.variance, there.mask, degree=0, fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
-    overlap = implementation(EXACT, device)
+    for spec in (EXACT, ADAPTIVE):
+        by_corners = implementation(spec, device)
 
-    def share() -> Any:
-        return overlap(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits)
+        def share(by_corners: Any = by_corners) -> Any:
+            return by_corners(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits)
 
-    show(EXACT.name, milliseconds(share), EXACT.bytes_per_pixel)
+        show(spec.name, milliseconds(share), spec.bytes_per_pixel)
     return {"device": xp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "copy_TB_per_s": round(speed / 1e3, 3),
             "size": n, "dtype": "float32", "state": "warm, arrays on the device", "kernels": rows}  # fmt: skip
 

@@ -16,10 +16,10 @@ import numpy as np
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
-Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5", "exact"]
+Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5", "exact", "adaptive"]
 
 METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5")
-"""Interpolation kernels by the number that the kernels know them by; ``exact`` beside them interpolates nothing."""
+"""Those that interpolate, by the number that the kernels know them by; ``exact`` and ``adaptive`` do not."""
 
 DEGREES = (0, 0, 3, 0, 5, 0, 0)
 """Degree of the spline of each method, 0 for those without a prefilter."""
@@ -164,6 +164,19 @@ EXACT = register(
     )
 )
 
+ADAPTIVE = register(
+    KernelSpec(
+        name="resample_adaptive",
+        twin="skydelta.kernels.cpu.overlap:adaptive",
+        launch="skydelta.kernels.cuda.resample:adaptive",
+        reference="skydelta.kernels.cpu.reference_overlap:adaptive",
+        entries=(CudaEntry("resample.cu", "resample_adaptive"),),
+        halo="2 px of the larger of both pixels around the mapped position",
+        bytes_per_pixel=28.0,
+        tolerance=Tolerance(5e-6, 5e-6, "float32 weights"),
+    )
+)
+
 
 def resample(
     image: Array,
@@ -185,12 +198,13 @@ def resample(
     mask : int32 (h, w) or None
         Bits 0 to 30.
     pixel_map : PixelMap
-        For ``exact`` that of pixel corners: one row and one column more than the target, corner (y, x) is the lower
-        left one of pixel (y, x).
-    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "exact"}
+        For ``exact`` and ``adaptive`` that of pixel corners: one row and one column more than the target, corner
+        (y, x) is the lower left one of pixel (y, x).
+    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "exact", "adaptive"}
         bspline3 and bspline5 are the interpolating B-splines of degree 3 and 5 (Unser 1999); Lanczos kernels are
         normalised along each axis; exact weights source pixels by the area that they share with the target pixel,
-        bounded by straight lines between its corners.
+        bounded by straight lines between its corners; adaptive takes means under a Gaussian that is as large as the
+        larger of both pixels (DeForest 2004).
     flux : bool
         Multiply by the area of a target pixel in source pixels (images of flux per pixel); otherwise values are kept
         (surface brightness).
@@ -204,14 +218,14 @@ def resample(
     image = backend.asarray(image, np.float32)
     variance = None if variance is None else backend.asarray(variance, np.float32)
     mask = None if mask is None else backend.asarray(mask, np.int32)
-    number = METHODS.index(method) if method != "exact" else 0
+    number = METHODS.index(method) if method in METHODS else 0
     values, work = implementation(PREPARE, backend)(
         image, variance, mask, degree=DEGREES[number], fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
-    if method == "exact":
+    if method not in METHODS:
         height, width = pixel_map.shape
         return Resampled(
-            *implementation(EXACT, backend)(
+            *implementation(EXACT if method == "exact" else ADAPTIVE, backend)(
                 values,
                 variance,
                 work,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""CPU twin of exact resampling: a target pixel is the quadrilateral between its mapped corners.
+"""CPU twins of the methods whose footprint follows the map: a target pixel is given by its four mapped corners.
 
-The area that it shares with a source pixel comes from Green's theorem: the integral over y of the part of x below c is
-a sum over the edges of the quadrilateral, and a source pixel lies between two values of c. No polygon is clipped.
+`overlap`: the area that it shares with a source pixel comes from Green's theorem. The integral over y of the part of x
+below c is a sum over the edges of the quadrilateral, and a source pixel lies between two values of c. No polygon is
+clipped. `adaptive`: a Gaussian around its middle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,20 @@ SLIVER = 1e-9
 
 SEAM = 4.0
 """A quadrilateral this many times larger than the derivatives of the map say has corners on both sides of a seam."""
+
+TAPER = 2.0 / 1.3**2
+"""Gaussian of `adaptive`, exp(-TAPER r^2), r in pixels of the target or of the source, whichever are larger."""
+
+REGION = 2.0
+"""Half side of the square of such pixels whose box in the source is summed over."""
+
+LIVE = math.log(1e3) / TAPER
+"""r^2 up to which a weight counts for the mask: a thousandth of the largest."""
+
+INNER = 1.0
+"""r^2 up to which all planes are passed on."""
+
+_EXACT, _ADAPTIVE = range(2)
 
 
 def overlap(
@@ -57,32 +72,68 @@ def overlap(
     image, variance, mask, weight
         As `Resampled`.
     """
+    return _run(_EXACT, values, variance, work, nodes, cells, exact, shape, flux, bits)
+
+
+def adaptive(
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """Means of source pixels under a Gaussian that a target pixel of 1 px or more has at its place (DeForest 2004).
+
+    Arguments and results as those of `overlap`; with ``flux`` means times the area of the target pixel.
+    """
+    return _run(_ADAPTIVE, values, variance, work, nodes, cells, exact, shape, flux, bits)
+
+
+def _run(
+    kind: int,
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     image_out, weight_out = np.empty(shape, np.float32), np.empty(shape, np.float32)
     variance_out = None if variance is None else np.empty(shape, np.float32)
     mask_out = np.empty(shape, np.int32)
     v_in, _ = optional_planes(variance, None)
     v_out, _ = optional_planes(variance_out, None)
-    _overlap(values, v_in, work, nodes, cells, exact, exact.shape[2], flux, np.array(bits, np.int32),
-             image_out, v_out, mask_out, weight_out)  # fmt: skip
+    _gather(kind, values, v_in, work, nodes, cells, exact, exact.shape[2], flux, np.array(bits, np.int32),
+            image_out, v_out, mask_out, weight_out)  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
 
 
 @parallel
-def _overlap(
-    values, variance, work, nodes, cells, exact, spacing, flux, bits, image_out, variance_out, mask_out, weight_out
-):
+def _gather(
+    kind, values, variance, work, nodes, cells, exact, spacing, flux, bits,
+    image_out, variance_out, mask_out, weight_out,
+):  # fmt: skip
     basis = np.empty((2, 4, spacing))
     for t in range(spacing):
         lagrange(t / spacing, basis[0], basis[1], t)
     for y in prange(image_out.shape[0]):
-        _row(values, variance, work, nodes, cells, exact, basis, flux, bits, y, image_out[y], variance_out,
+        _row(kind, values, variance, work, nodes, cells, exact, basis, flux, bits, y, image_out[y], variance_out,
              mask_out[y], weight_out[y])  # fmt: skip
 
 
 @inline
 def _row(
-    values, variance, work, nodes, cells, exact, basis, flux, bits, y, image_out, variance_out, mask_out, weight_out
-):
+    kind, values, variance, work, nodes, cells, exact, basis, flux, bits, y,
+    image_out, variance_out, mask_out, weight_out,
+):  # fmt: skip
     w = image_out.size
     below, above = np.empty((3, w + 1)), np.empty((3, w + 1))
     _corners(nodes, cells, exact, basis, y, below)
@@ -93,7 +144,10 @@ def _row(
             xs[k], ys[k] = below[0, x + k] + 0.5, below[1, x + k] + 0.5
             xs[3 - k], ys[3 - k] = above[0, x + k] + 0.5, above[1, x + k] + 0.5
         limit = SEAM * max(below[2, x], below[2, x + 1], above[2, x], above[2, x + 1])
-        mask_out[x], weight_out[x] = _pixel(values, variance, work, xs, ys, limit, flux, bits, edges, result)
+        if kind == _EXACT:
+            mask_out[x], weight_out[x] = _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result)
+        else:
+            mask_out[x], weight_out[x] = _smoothed(values, variance, work, xs, ys, limit, flux, bits, result)
         image_out[x] = result[0]
         if variance_out.size:
             variance_out[y, x] = result[1]
@@ -114,7 +168,7 @@ def _corners(nodes, cells, exact, basis, y, line):
 
 
 @inline
-def _pixel(values, variance, work, xs, ys, limit, flux, bits, edges, result):
+def _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result):
     """Mask and weight of one target pixel, its image and variance in ``result``. Source pixel i covers i to i + 1."""
     h, w = values.shape
     result[0] = result[1] = np.nan
@@ -202,3 +256,69 @@ def _below(edges, c):
             beyond = (edges[1, k] - c) * (edges[1, k] - c) * edges[4, k]
             total += dy * edges[2, k] - (beyond if dy > 0.0 else -beyond)
     return total
+
+
+@inline
+def _smoothed(values, variance, work, xs, ys, limit, flux, bits, result):
+    """As `_shared`, by the Gaussian of DeForest (2004).
+
+    With J the derivatives of the map and U the eigenvectors of J J^T, r^2 is a quadratic form of the offset in the
+    source with the same U and the eigenvalues 1 / max(1, those of J J^T).
+    """
+    h, w = values.shape
+    result[0] = result[1] = np.nan
+    no_data = bits[3]
+    area = 0.5 * abs((xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]))
+    px, py = 0.25 * xs.sum() - 0.5, 0.25 * ys.sum() - 0.5
+    if not (0.0 < area <= limit and -0.5 <= px <= w - 0.5 and -0.5 <= py <= h - 0.5):
+        return no_data, 0.0
+    a, b = 0.5 * (xs[1] - xs[0] + xs[2] - xs[3]), 0.5 * (xs[3] - xs[0] + xs[2] - xs[1])
+    c, d = 0.5 * (ys[1] - ys[0] + ys[2] - ys[3]), 0.5 * (ys[3] - ys[0] + ys[2] - ys[1])
+    mean, half, cross = 0.5 * (a * a + b * b + c * c + d * d), 0.5 * (a * a + b * b - c * c - d * d), a * c + b * d
+    spread = math.sqrt(half * half + cross * cross)
+    large = mean + spread
+    det = a * d - b * c
+    small = det * det / large
+    cos, sin = (half / spread, cross / spread) if spread > 1e-12 * mean else (0.0, 0.0)  # of twice the angle of U
+    i1, i2 = 1.0 / max(1.0, large), 1.0 / max(1.0, small)
+    qxx, qyy, qxy = 0.5 * (i1 + i2 + (i1 - i2) * cos), 0.5 * (i1 + i2 - (i1 - i2) * cos), (i1 - i2) * sin
+    k1, k2 = max(1.0, 1.0 / math.sqrt(large)), max(1.0, 1.0 / math.sqrt(small))
+    kxx, kyy, kxy = 0.5 * (k1 + k2 + (k1 - k2) * cos), 0.5 * (k1 + k2 - (k1 - k2) * cos), 0.5 * (k1 - k2) * sin
+    rx = REGION * (abs(kxx * a + kxy * c) + abs(kxx * b + kxy * d))
+    ry = REGION * (abs(kxy * a + kyy * c) + abs(kxy * b + kyy * d))
+    m = np.int32(0)
+    total = whole = seen = lost = v = kept2 = total2 = 0.0
+    for yy in range(math.ceil(py - ry), math.floor(py + ry) + 1):
+        oy = yy - py
+        for xx in range(math.ceil(px - rx), math.floor(px + rx) + 1):
+            ox = xx - px
+            r2 = qxx * ox * ox + qxy * ox * oy + qyy * oy * oy
+            g = math.exp(-TAPER * r2)
+            whole += g
+            if not (0 <= yy < h and 0 <= xx < w):
+                lost += g
+                if r2 <= LIVE:
+                    m |= bits[4]
+                continue
+            f = work[yy, xx]
+            seen += g
+            total += g * values[yy, xx]
+            total2 += g * g
+            if f < 0:
+                lost += g
+            else:
+                kept2 += g * g
+                if variance.size:
+                    v += g * g * variance[yy, xx]
+            if r2 <= LIVE:
+                m |= f if r2 <= INNER else f & bits[1]
+                if f < 0:
+                    m |= bits[5]
+    m &= np.int32(0x7FFFFFFF)
+    weight = max(0.0, 1.0 - lost / whole)
+    if lost > 0.5 * whole or kept2 == 0.0:
+        return m | no_data, weight
+    scale = (area if flux else 1.0) / seen
+    result[0] = total * scale
+    result[1] = v * total2 / kept2 * scale * scale
+    return m, weight

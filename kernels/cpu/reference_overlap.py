@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Plain reference of exact resampling: polygons clipped pixel by pixel (Sutherland & Hodgman 1974)."""
+"""Plain references: polygons clipped pixel by pixel (Sutherland & Hodgman 1974), and Gaussians by NumPy's SVD."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.cpu.overlap import SEAM, SLIVER
+from skydelta.kernels.cpu.overlap import INNER, LIVE, REGION, SEAM, SLIVER, TAPER
 from skydelta.kernels.cpu.reference_resample import dense_map
 from skydelta.kernels.cpu.resample import AT_PIXEL
 from skydelta.kernels.resample import MaskBits
@@ -24,11 +24,7 @@ def overlap(
     bits: MaskBits,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     """As the twin of the same name."""
-    height, width = shape
-    corners = dense_map(nodes, cells, exact, (height + 1, width + 1))
-    side = exact.shape[2]
-    smooth = np.repeat(np.repeat(cells < 0, side, 0), side, 1)[: height + 1, : width + 1]
-    corners[2][smooth & np.isfinite(corners[0])] = np.inf
+    corners = _corners(nodes, cells, exact, shape)
     image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
     mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
     for y, x in np.ndindex(*shape):
@@ -58,6 +54,68 @@ def overlap(
                 good = sum(v * v * float(variance[p]) for p, v in a.items() if not filled[p])
                 var[y, x] = good * sum(v * v for v in a.values()) / kept2 * scale**2
     return image, None if variance is None else var, mask, weight
+
+
+def adaptive(
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """As the twin of the same name."""
+    h, w = values.shape
+    corners = _corners(nodes, cells, exact, shape)
+    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
+    for y, x in np.ndindex(*shape):
+        four = np.array([corners[:, y + j, x + i] for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))])
+        px, py = four[:, :2].mean(axis=0)
+        whole = area(four[:, :2])
+        if not (0 < whole <= SEAM * four[:, 2].max() and -0.5 <= px <= w - 0.5 and -0.5 <= py <= h - 0.5):
+            continue
+        jacobian = np.stack([four[[1, 2], :2].sum(0) - four[[0, 3], :2].sum(0),
+                             four[[2, 3], :2].sum(0) - four[[0, 1], :2].sum(0)], 1) / 2  # fmt: skip
+        u, s, vt = np.linalg.svd(jacobian)
+        padded = np.maximum(1.0, s)
+        rx, ry = REGION * np.abs(u @ np.diag(padded) @ vt).sum(axis=1)
+        yy, xx = np.mgrid[int(np.ceil(py - ry)) : int(np.floor(py + ry)) + 1,
+                          int(np.ceil(px - rx)) : int(np.floor(px + rx)) + 1]  # fmt: skip
+        back = vt.T @ np.diag(1 / padded) @ u.T @ np.stack([xx - px, yy - py]).reshape(2, -1)
+        r2 = (back**2).sum(axis=0).reshape(yy.shape)
+        g = np.exp(-TAPER * r2)
+        inside = (yy >= 0) & (yy < h) & (xx >= 0) & (xx < w)
+        at = yy[inside], xx[inside]
+        gi, flags, near = g[inside], work[at], r2[inside]
+        good, live = flags >= 0, near <= LIVE
+        lost, kept2 = g[~inside].sum() + gi[~good].sum(), (gi[good] ** 2).sum()
+        m = bits.edge if (r2[~inside] <= LIVE).any() else 0
+        m |= bits.interp if (~good & live).any() else 0
+        m |= int(np.bitwise_or.reduce(np.where(near <= INNER, flags, flags & bits.grow)[live], initial=0)) & 0x7FFFFFFF
+        weight[y, x] = 1 - lost / g.sum()
+        gone = lost > 0.5 * g.sum() or kept2 == 0
+        mask[y, x] = m | bits.no_data if gone else m
+        if not gone:
+            scale = (whole if flux else 1.0) / gi.sum()
+            image[y, x] = (gi * values[at]).sum() * scale
+            if variance is not None:
+                var[y, x] = (gi[good] ** 2 * variance[at][good]).sum() * (gi**2).sum() / kept2 * scale**2
+    return image, None if variance is None else var, mask, weight
+
+
+def _corners(nodes: np.ndarray, cells: np.ndarray, exact: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Source x, y and area per pixel (infinite where the map is smooth) of all corners: (3, H + 1, W + 1)."""
+    height, width = shape
+    corners = dense_map(nodes, cells, exact, (height + 1, width + 1))
+    side = exact.shape[2]
+    smooth = np.repeat(np.repeat(cells < 0, side, 0), side, 1)[: height + 1, : width + 1]
+    corners[2][smooth & np.isfinite(corners[0])] = np.inf
+    return corners
 
 
 def shared_areas(quad: np.ndarray, shape: tuple[int, int]) -> dict[tuple[int, int], float]:

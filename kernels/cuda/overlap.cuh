@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Per-pixel maths of exact resampling: the area that the quadrilateral between four mapped corners shares with each
+// Per-pixel maths of the methods whose footprint follows the map. Exact: the area that the quadrilateral between four mapped corners shares with each
 // source pixel, by Green's theorem. See kernels/cpu/overlap.py.
 #pragma once
 #include "resample.cuh"
@@ -14,6 +14,10 @@ constexpr double UPRIGHT = 1e-7;  // edges that move by less along x are upright
 constexpr double SLIVER = 1e-9;   // part of a target pixel that must lie on the source
 constexpr float SEAM = 4.0f;      // larger than the derivatives of the map say by this: corners on both sides of a seam
 constexpr double TOUCHES = 1e-3;
+constexpr double TAPER = 2.0 / 1.69;                    // of the Gaussian, exp(-TAPER r^2)
+constexpr double REGION = 2.0;                          // half side of the square whose box in the source is summed over
+constexpr double LIVE = 6.907755278982137 / TAPER;      // r^2 of a thousandth of the largest weight
+constexpr double INNER = 1.0;                           // r^2 up to which all planes are passed on
 
 struct Corner {
   double x, y;  // NaN: no map
@@ -139,6 +143,68 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
   const double scale = flux ? 1.0 : 1.0 / seen;
   out.image = (float)(total * scale);
   out.variance = (float)(v * total2 / kept2 * scale * scale);
+  return out;
+}
+
+// The same by the Gaussian of DeForest (2004): with J the derivatives of the map and U the eigenvectors of J J^T, r^2 is
+// a quadratic form of the offset in the source with the same U and the eigenvalues 1 / max(1, those of J J^T).
+HD Pixel smoothed(const Source& in, const double (&xs)[4], const double (&ys)[4], float limit, bool flux) {
+  const double area = 0.5 * fabs((xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]));
+  const double px = 0.25 * (xs[0] + xs[1] + xs[2] + xs[3]) - 0.5, py = 0.25 * (ys[0] + ys[1] + ys[2] + ys[3]) - 0.5;
+  Pixel out{quiet_nan(), quiet_nan(), in.no_data, 0.0f};
+  if (!(area > 0.0 && area <= limit && px >= -0.5 && px <= in.w - 0.5 && py >= -0.5 && py <= in.h - 0.5)) return out;
+  const double a = 0.5 * (xs[1] - xs[0] + xs[2] - xs[3]), b = 0.5 * (xs[3] - xs[0] + xs[2] - xs[1]);
+  const double c = 0.5 * (ys[1] - ys[0] + ys[2] - ys[3]), d = 0.5 * (ys[3] - ys[0] + ys[2] - ys[1]);
+  const double mean = 0.5 * (a * a + b * b + c * c + d * d), half = 0.5 * (a * a + b * b - c * c - d * d);
+  const double cross = a * c + b * d, spread = sqrt(half * half + cross * cross), det = a * d - b * c;
+  const double large = mean + spread, little = det * det / large;
+  const bool turned = spread > 1e-12 * mean;
+  const double cosine = turned ? half / spread : 0.0, sine = turned ? cross / spread : 0.0;  // of twice the angle of U
+  const double i1 = 1.0 / maximum(1.0, large), i2 = 1.0 / maximum(1.0, little);
+  const double qxx = 0.5 * (i1 + i2 + (i1 - i2) * cosine), qyy = 0.5 * (i1 + i2 - (i1 - i2) * cosine);
+  const double qxy = (i1 - i2) * sine;
+  const double k1 = maximum(1.0, 1.0 / sqrt(large)), k2 = maximum(1.0, 1.0 / sqrt(little));
+  const double kxx = 0.5 * (k1 + k2 + (k1 - k2) * cosine), kyy = 0.5 * (k1 + k2 - (k1 - k2) * cosine);
+  const double kxy = 0.5 * (k1 - k2) * sine;
+  const double rx = REGION * (fabs(kxx * a + kxy * c) + fabs(kxx * b + kxy * d));
+  const double ry = REGION * (fabs(kxy * a + kyy * c) + fabs(kxy * b + kyy * d));
+  const int first = (int)ceil(px - rx), last = (int)floor(px + rx);
+  const int lowest = (int)ceil(py - ry), highest = (int)floor(py + ry);
+  float total = 0.0f, whole = 0.0f, seen = 0.0f, lost = 0.0f, v = 0.0f, kept2 = 0.0f, total2 = 0.0f;
+  int m = 0;
+  KEEP_LOOP for (int y = lowest; y <= highest; ++y) {
+    const double oy = y - py;
+    KEEP_LOOP for (int x = first; x <= last; ++x) {
+      const double ox = x - px, r2 = qxx * ox * ox + qxy * ox * oy + qyy * oy * oy;
+      const float g = expf((float)(-TAPER * r2));
+      whole += g;
+      if (y < 0 || y >= in.h || x < 0 || x >= in.w) {
+        lost += g;
+        if (r2 <= LIVE) m |= in.edge;
+        continue;
+      }
+      const size_t p = (size_t)y * in.w + x;
+      const int flags = in.work[p];
+      seen += g;
+      total += g * in.values[p];
+      total2 += g * g;
+      if (flags < 0) {
+        lost += g;
+      } else {
+        kept2 += g * g;
+        if (in.variance) v += g * g * in.variance[p];
+      }
+      if (r2 <= LIVE) m |= (r2 <= INNER ? flags : flags & in.grow) | (flags < 0 ? in.interp : 0);
+    }
+  }
+  m &= 0x7fffffff;
+  const bool gone = lost > 0.5f * whole || kept2 == 0.0f;
+  out.mask = gone ? m | in.no_data : m;
+  out.weight = maximum(0.0f, 1.0f - lost / whole);
+  if (gone) return out;
+  const float scale = (flux ? (float)area : 1.0f) / seen;
+  out.image = total * scale;
+  out.variance = v * total2 / kept2 * scale * scale;
   return out;
 }
 

@@ -152,11 +152,12 @@ __global__ void __launch_bounds__(256, resample::SIZE<METHOD> > 6 ? 2 : 4) resam
   weight_out[p] = out.weight;
 }
 
-// Exact overlap: one thread a target pixel, blocks of 32 x 8 px, whose 33 x 9 corners are mapped once and shared.
-__global__ void __launch_bounds__(256, 2) resample_exact(
+// Methods that need corners: one thread a target pixel, blocks of 32 x 8 px, whose 33 x 9 corners are mapped once and shared.
+template <bool EXACT>
+static __device__ __forceinline__ void by_corners(
     const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
     const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
-    int spacing, double inverse, int flux, int no_data, int edge, int interp, int height, int width,
+    int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
     float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
     float* __restrict__ weight_out) {
   constexpr int TX = 32, TY = 8;
@@ -182,11 +183,35 @@ __global__ void __launch_bounds__(256, 2) resample_exact(
   double qy[4] = {ys[ty][tx], ys[ty][tx + 1], ys[ty + 1][tx + 1], ys[ty + 1][tx]};
   const float limit = overlap::SEAM * fmaxf(fmaxf(areas[ty][tx], areas[ty][tx + 1]),
                                             fmaxf(areas[ty + 1][tx], areas[ty + 1][tx + 1]));
-  const resample::Source in{values, variance, work, nullptr, h, w, 0, no_data, edge, interp};
-  const resample::Pixel out = overlap::gather(in, qx, qy, limit, flux != 0);
+  const resample::Source in{values, variance, work, nullptr, h, w, grow, no_data, edge, interp};
+  resample::Pixel out;
+  if constexpr (EXACT)
+    out = overlap::gather(in, qx, qy, limit, flux != 0);
+  else
+    out = overlap::smoothed(in, qx, qy, limit, flux != 0);
   const size_t p = (size_t)y * width + x;
   image_out[p] = out.image;
   if (variance_out) variance_out[p] = out.variance;
   mask_out[p] = out.mask;
   weight_out[p] = out.weight;
+}
+
+__global__ void __launch_bounds__(256, 2) resample_exact(
+    const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
+    const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
+    int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
+    float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
+    float* __restrict__ weight_out) {
+  by_corners<true>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data, edge,
+                   interp, height, width, image_out, variance_out, mask_out, weight_out);
+}
+
+__global__ void __launch_bounds__(256, 2) resample_adaptive(
+    const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
+    const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
+    int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
+    float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
+    float* __restrict__ weight_out) {
+  by_corners<false>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data, edge,
+                   interp, height, width, image_out, variance_out, mask_out, weight_out);
 }

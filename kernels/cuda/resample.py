@@ -92,6 +92,37 @@ def overlap(
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
     """Sums over source pixels, weighted by the area that each shares with a target pixel."""
+    return _by_corners("resample_exact", values, variance, work, nodes, cells, exact, shape, flux, bits)
+
+
+def adaptive(
+    values: Array,
+    variance: Array | None,
+    work: Array,
+    nodes: Array,
+    cells: Array,
+    exact: Array,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[Array, Array | None, Array, Array]:
+    """Means of source pixels under a Gaussian that follows the map."""
+    return _by_corners("resample_adaptive", values, variance, work, nodes, cells, exact, shape, flux, bits)
+
+
+def _by_corners(
+    name: str,
+    values: Array,
+    variance: Array | None,
+    work: Array,
+    nodes: Array,
+    cells: Array,
+    exact: Array,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+) -> tuple[Array, Array | None, Array, Array]:
     xp = backend_of(values).xp
     image_out, weight_out = xp.empty(shape, np.float32), xp.empty(shape, np.float32)
     variance_out = None if variance is None else xp.empty(shape, np.float32)
@@ -99,8 +130,8 @@ def overlap(
     size = [np.int32(i) for i in values.shape]
     spacing = exact.shape[2]
     grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
-    scalars = [np.int32(i) for i in (flux, bits.no_data, bits.edge, bits.interp, *shape)]
-    kernel("resample.cu", "resample_exact")(
+    scalars = [np.int32(i) for i in (flux, bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
+    kernel("resample.cu", name)(
         (-(-shape[1] // 32), -(-shape[0] // 8)),
         (32, 8),
         (values, NULL if variance is None else variance, work, *size, nodes, cells, exact, *grid, *scalars,

@@ -10,7 +10,7 @@ import click
 from skydelta.pipeline.commands.difference import PLANES
 from skydelta.pipeline.console import options, reporting
 
-METHODS = ("bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact")
+METHODS = ("bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact", "adaptive")
 CONSERVE = ("auto", "flux", "brightness")
 
 

@@ -38,7 +38,8 @@ class AlignConfig(StageConfig):
 
     method: Method = Field(
         "bspline3",
-        description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5; exact: shared areas",
+        description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5; exact: shared areas; adaptive: no "
+        "aliasing on coarser grids",
     )
     tolerance: float = Field(
         1e-4, gt=0, le=0.1, description="largest error of an interpolated position and of a shift that is copied, px"
@@ -69,7 +70,7 @@ class Align(Stage[AlignConfig]):
 
     def halo(self) -> int:
         method = self.config.method
-        return 1 if method == "exact" else TAPS[METHODS.index(method)] // 2
+        return TAPS[METHODS.index(method)] // 2 if method in METHODS else 2
 
     def memory(self, shape: tuple[int, int]) -> int:
         return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result
@@ -129,7 +130,7 @@ class Align(Stage[AlignConfig]):
                 planes.bit(*FILL), planes.bit(*GROW), *(planes.bit(n) for n in ("BAD", "NO_DATA", "EDGE", "INTERP"))
             )
             points = grid
-            if method == "exact":
+            if method not in METHODS:
                 points = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance, corners=True)
                 ctx.metric("map_error_px", max(grid.error, points.error))
             new = resample(image.image, image.variance, mask, points, method=self.config.method, flux=flux, bits=bits)

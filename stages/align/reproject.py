@@ -53,7 +53,8 @@ def reproject(
         (H, W); otherwise ``array_shape`` of the WCS, or NAXIS1 and NAXIS2 of the header.
     hdu_in : int or str, optional
         Which HDU of ``input_data``.
-    method : {"bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact"}, optional
+    method : str, optional
+        As that of `Align`: bspline3, bspline5, lanczos3, lanczos4, lanczos5, bilinear, nearest, exact or adaptive;
         bspline3 unless ``order`` says another.
     order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3, 5}, optional
         What `reproject_interp` calls nearest, bilinear, bspline3 and bspline5; its biquadratic has no equal here.

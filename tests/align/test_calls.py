@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How users call it: exposures, CCDData, NDData, files, headers, the way of reproject, and the command line."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from astropy import units as u
@@ -16,7 +18,9 @@ import skydelta
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.planes import MaskPlanes
+from skydelta.kernels.resample import Method
 from skydelta.pipeline.cli import cli
+from skydelta.pipeline.commands.align import METHODS
 
 SHAPE, ONTO = (90, 100), (80, 110)
 
@@ -139,6 +143,12 @@ def test_nddata_without_uncertainty_gets_none(image, source, target):
 
 
 # ---- the way of reproject ----
+
+
+def test_command_line_and_settings_have_the_methods_of_the_kernels():
+    assert {*METHODS} == {*get_args(Method)}
+    with pytest.raises(ConfigError, match="lanczos6"):
+        skydelta.reproject((np.ones(SHAPE, np.float32), plane(SHAPE)), plane(ONTO), ONTO, method="lanczos6")
 
 
 @pytest.mark.parametrize(
