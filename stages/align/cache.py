@@ -109,8 +109,8 @@ class MapCache:
         target_shape: tuple[int, int],
         source_shape: tuple[int, int],
         tolerance: float,
+        corners: bool,
         make: Callable[[], PixelMap],
-        corners: bool = False,
     ) -> PixelMap:
         """The map of these arguments; ``make`` is called when there is none."""
         key = hashlib.blake2b(repr((target_shape, source_shape, tolerance, corners)).encode(), digest_size=16)

@@ -74,7 +74,7 @@ def pixel_map(
         shape = target_shape[0] + more, target_shape[1] + more
         return control_grid(lambda x, y: chain(x - off, y - off), shape, source_shape, tolerance, smooth=chain.smooth)
 
-    return MAPS.get(source, target, target_shape, source_shape, tolerance, make, corners)
+    return MAPS.get(source, target, target_shape, source_shape, tolerance, corners, make)
 
 
 def shift_map(target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0) -> PixelMap:

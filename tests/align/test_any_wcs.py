@@ -15,7 +15,7 @@ from support_wcs import PROJECTIONS, Wrapped, projected, tangent_gwcs
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.core.tiles import Box
-from skydelta.kernels.cpu.reference_resample import _dense_map
+from skydelta.kernels.cpu.reference_resample import dense_map
 from skydelta.stages.align import Align
 from skydelta.stages.align.cache import MAPS, MapCache, same_wcs
 from skydelta.stages.align.chain import SkyChain
@@ -31,7 +31,7 @@ def no_maps_of_other_tests():
 
 def positions(grid):
     """Source x, y (2, H, W) as the kernels evaluate them."""
-    return _dense_map(grid.nodes, grid.cells, grid.exact, grid.shape)[:2]
+    return dense_map(grid.nodes, grid.cells, grid.exact, grid.shape)[:2]
 
 
 def inside(q, shape, margin=0.0):
