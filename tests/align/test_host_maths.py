@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""resample.cuh on the host, under warnings and sanitizers, against the reference: all methods in one program.
+"""resample.cuh and overlap.cuh on the host, under warnings and sanitizers, against the references of all methods.
 
 The kernels around it run whole in ``tests/conformance/test_host_device.py``.
 """
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import support_host_cuda
 from cases import resample as gather_case
+from cases import resample_exact as exact_case
 from cases import resample_prepare as prepare_case
 
-from skydelta.kernels.cpu import reference_resample
-from skydelta.kernels.resample import DEGREES, METHODS, PREPARE, RESAMPLE, TAPS
+from skydelta.kernels.cpu import reference_overlap, reference_resample
+from skydelta.kernels.resample import ADAPTIVE, DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, TAPS
 
 GATHER = """
   using namespace resample;
@@ -127,3 +128,49 @@ def test_prepare(tmp_path, rng, shape):
         values, work = reference_resample.prepare(**case | {"degree": degree})
         np.testing.assert_array_equal(got["work"], work)
         np.testing.assert_allclose(got[f"values{degree}"], values, **close)
+
+
+OVERLAP = """
+  using namespace overlap;
+  const int H = {H}, W = {W};
+  const Source in{{values, variance, work, nullptr, {h}, {w}, {grow}, {no_data}, {edge}, {interp}}};
+  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}, true}};
+  for (int y = 0; y < H; ++y)
+    for (int x = 0; x < W; ++x) {{
+      const Corner four[4] = {{corner(map, y, x), corner(map, y, x + 1), corner(map, y + 1, x + 1),
+                              corner(map, y + 1, x)}};
+      double xs[4], ys[4];
+      float area = 0.0f;
+      for (int k = 0; k < 4; ++k) {{
+        xs[k] = four[k].x + 0.5;
+        ys[k] = four[k].y + 0.5;
+        area = maximum(area, four[k].area);
+      }}
+      const Pixel out[2] = {{smoothed(in, xs, ys, SEAM * area, true), gather(in, xs, ys, SEAM * area, true)}};
+      for (int k = 0; k < 2; ++k) {{
+        const int p = (k * H + y) * W + x;
+        image[p] = out[k].image;
+        variance_out[p] = out[k].variance;
+        mask[p] = out[k].mask;
+        weight[p] = out[k].weight;
+      }}
+    }}
+"""
+
+
+def test_overlap(tmp_path, rng):
+    case = exact_case.make(rng, (26, 41)) | {"flux": True}
+    (h, w), (height, width), (ny, nx) = case["values"].shape, case["shape"], case["cells"].shape
+    bits = {k: v for k, v in case["bits"]._asdict().items() if k in ("grow", "no_data", "edge", "interp")}
+    body = OVERLAP.format(H=height, W=width, h=h, w=w, ny=ny, nx=nx, spacing=case["exact"].shape[2], **bits)
+    arrays = {k: v for k, v in case.items() if isinstance(v, np.ndarray)}
+    shape = (2, height, width)
+    outputs = dict.fromkeys(("image", "variance_out", "weight"), (np.float32, shape)) | {"mask": (np.int32, shape)}
+    got = support_host_cuda.run(tmp_path, "overlap.cuh", body, arrays, outputs)
+    for k, (spec, reference) in enumerate(((ADAPTIVE, reference_overlap.adaptive), (EXACT, reference_overlap.overlap))):
+        image, variance, mask, weight = reference(**case)
+        close = {"rtol": spec.tolerance.relative, "atol": spec.tolerance.absolute, "err_msg": spec.name}
+        np.testing.assert_array_equal(got["mask"][k], mask, err_msg=spec.name)
+        np.testing.assert_allclose(got["image"][k], image, **close)
+        np.testing.assert_allclose(got["weight"][k], weight, **close)
+        np.testing.assert_allclose(got["variance_out"][k], variance, **close)
