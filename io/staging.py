@@ -18,14 +18,14 @@ from skydelta.io.storage import SPAN, Content
 from skydelta.kernels.backend import Array, Backend, cupy
 from skydelta.kernels.core.devices import active, pinned
 
-PIECE, SHARE = 4 << 20, 8 << 20
+PIECE, SHARE = 8 << 20, 8 << 20
 """Bytes that a thread reads and sends at a time, and for which one more thread is worth its call."""
 
 THREADS = 16
 """Readers of all transfers together, at most one for each core: one alone copies from the page cache at a tenth of the
 rate of the bus."""
 
-PLACES = 4
+PLACES = 2
 """Pieces of page-locked memory that a thread fills before it waits for all to be sent."""
 
 _lock, _under_way = threading.Lock(), [0]
