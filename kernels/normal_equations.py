@@ -30,7 +30,7 @@ BASIS = register(
     )
 )
 
-BUDGET = {"cpu": 8 << 20, "cuda": 256 << 20}
+BUDGET = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Bytes of weighted planes held at once, 56 of 31 x 31 px float64 for each stamp: what stays in the cache of a CPU, and
 what keeps a device busy. Twice as much goes to the unweighted ones."""
 
