@@ -76,7 +76,7 @@ class Fit(Stage[FitConfig]):
     """
 
     name = "fit"
-    version = 1
+    version = 2
     inputs = {
         "image": Port(Exposure, "difference with white noise, its variance and PSF"),
         "catalog": Port(Catalog, "detections"),
