@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
@@ -58,25 +60,11 @@ def gather(
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
     """Evaluate the map and gather all planes."""
-    xp = backend_of(values).xp
-    image_out, weight_out = xp.empty(shape, np.float32), xp.empty(shape, np.float32)
-    variance_out = None if variance is None else xp.empty(shape, np.float32)
-    mask_out = xp.empty(shape, np.int32)
-    size = [np.int32(i) for i in values.shape]
-    touched = xp.empty(values.shape, np.uint8)
+    touched = backend_of(values).xp.empty(values.shape, np.uint8)
     function = kernel("resample.cu", "resample_touched", template_args=(str(TAPS[method]),))
-    function(_tiles(*values.shape), (256,), (work, *size, touched))
+    function(_tiles(*values.shape), (256,), (work, *(np.int32(i) for i in values.shape), touched))
     function = kernel("resample.cu", "resample_gather", template_args=(str(method),))
-    spacing = exact.shape[2]
-    grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
-    scalars = [np.int32(i) for i in (flux, bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
-    function(
-        (-(-shape[1] // 32), -(-shape[0] // 8)),
-        (32, 8),
-        (values, NULL if variance is None else variance, work, touched, *size, nodes, cells, exact, *grid, *scalars,
-         image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
-    )  # fmt: skip
-    return image_out, variance_out, mask_out, weight_out
+    return _run(function, (values, variance, work, touched), (nodes, cells, exact), shape, flux, bits)
 
 
 def overlap(
@@ -92,7 +80,9 @@ def overlap(
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
     """Sums over source pixels, weighted by the area that each shares with a target pixel."""
-    return _by_corners("resample_exact", values, variance, work, nodes, cells, exact, shape, flux, bits)
+    return _run(
+        kernel("resample.cu", "resample_exact"), (values, variance, work), (nodes, cells, exact), shape, flux, bits
+    )
 
 
 def adaptive(
@@ -108,21 +98,22 @@ def adaptive(
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
     """Means of source pixels under a Gaussian that follows the map."""
-    return _by_corners("resample_adaptive", values, variance, work, nodes, cells, exact, shape, flux, bits)
+    return _run(
+        kernel("resample.cu", "resample_adaptive"), (values, variance, work), (nodes, cells, exact), shape, flux, bits
+    )
 
 
-def _by_corners(
-    name: str,
-    values: Array,
-    variance: Array | None,
-    work: Array,
-    nodes: Array,
-    cells: Array,
-    exact: Array,
+def _run(
+    function: Callable[..., None],
+    planes: tuple[Array, ...],
+    pixel_map: tuple[Array, Array, Array],
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
+    """A thread for each target pixel, with source planes (values, variance and what else the kernel reads) and map."""
+    values, variance, *others = planes
+    nodes, cells, exact = pixel_map
     xp = backend_of(values).xp
     image_out, weight_out = xp.empty(shape, np.float32), xp.empty(shape, np.float32)
     variance_out = None if variance is None else xp.empty(shape, np.float32)
@@ -131,10 +122,10 @@ def _by_corners(
     spacing = exact.shape[2]
     grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
     scalars = [np.int32(i) for i in (flux, bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
-    kernel("resample.cu", name)(
+    function(
         (-(-shape[1] // 32), -(-shape[0] // 8)),
         (32, 8),
-        (values, NULL if variance is None else variance, work, *size, nodes, cells, exact, *grid, *scalars,
+        (values, NULL if variance is None else variance, *others, *size, nodes, cells, exact, *grid, *scalars,
          image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out

@@ -96,7 +96,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 4
+    version = 5
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -269,14 +269,14 @@ class Match(Stage[MatchConfig]):
             basis.transform,
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
-        one, many = (
-            System(sums, phi, layout(basis.size, count_terms(background_order), order, varying))
-            for varying in (False, True)
-        )
+
+        def system(varying: bool) -> System:
+            return System(sums, phi, layout(basis.size, count_terms(background_order), order, varying))
+
         varies, clip = self.config.photometric == "varying", self.config.clip
-        result = fit(Trial.of(many if varies else one, fitted), fitted, clip)
+        result = fit(Trial.of(system(varies), fitted), fitted, clip)
         if self.config.photometric == "auto" and order and result.used.sum() >= JUDGES * phi.shape[1]:
-            trial = Trial.of(many, result.used)
+            trial = Trial.of(system(True), result.used)
             if scale_varies(result, trial):
                 varies, result = True, fit(trial, fitted, clip)
         ctx.metric("flux_ratio_varies", varies and order > 0)
@@ -298,7 +298,7 @@ class Match(Stage[MatchConfig]):
             kernel,
             covariance=to_host(result.solution.covariance),
             condition=result.solution.condition,
-            **_judged(chosen, result.chi2, result.used, phi @ (images.sum(axis=(1, 2)) @ kernel.coefficients)),
+            **_judged(chosen, result.chi2, result.used, kernel.sums(chosen.x, chosen.y)),
         )
         ctx.metric("stamps_changed", int(varied.sum()))
         field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
