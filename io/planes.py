@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from skydelta.errors import InputError
+from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.judge import distinct, translate_bits, used_bits
 
 CORE_PLANES = (
     "BAD",
@@ -195,18 +197,19 @@ class DecodedMask:
     Attributes
     ----------
     mask : int32 (H, W)
+        Where the stored one is; of its memory where nothing had to change.
     planes : MaskPlanes
     convention : str
     notes : list of str
     """
 
-    mask: np.ndarray
+    mask: Array
     planes: MaskPlanes
     convention: str
     notes: list[str]
 
 
-def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
+def decode_mask(pixels: Array, header: Mapping[str, Any]) -> DecodedMask:
     """Translate a mask as stored into named planes.
 
     In this order: ``MP_*`` cards (LSST, HSC, our own), JWST bits, codes (before version 3.5 bits) of the community
@@ -215,7 +218,7 @@ def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
     Parameters
     ----------
     pixels : integer, bool or integral float (H, W)
-        NaN is NO_DATA.
+        On the host or on a device. NaN is NO_DATA.
     header : mapping
         Cards of the mask over those of its primary HDU.
 
@@ -239,23 +242,28 @@ def decode_mask(pixels: np.ndarray, header: Mapping[str, Any]) -> DecodedMask:
             decoded = _from_codes(stored)
     else:
         planes = MaskPlanes()
-        decoded = DecodedMask(
-            np.where(stored != 0, np.int32(planes.bit("BAD")), np.int32(0)), planes, "non-zero is BAD", []
-        )
+        bad = (stored != 0) * np.int32(planes.bit("BAD"))
+        decoded = DecodedMask(bad, planes, "non-zero is BAD", [])
     if missing is not None:
-        decoded.mask[missing] |= np.int32(decoded.planes.bit("NO_DATA"))
+        no_data = missing * np.int32(decoded.planes.bit("NO_DATA"))
+        decoded = replace(decoded, mask=decoded.mask | no_data)
     return decoded
 
 
-def _integers(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _integers(pixels: Array) -> tuple[Array, Array | None]:
+    """Integers in this machine's byte order, and where there is no value."""
     if pixels.dtype.kind == "b":
         return pixels.astype(np.uint8), None
     if pixels.dtype.kind in "ui":
-        return pixels, None
-    missing = ~np.isfinite(pixels)
-    filled = np.where(missing, 0, pixels)
-    if np.any(filled != np.rint(filled)) or np.abs(filled).max(initial=0) >= 2**53:
-        raise InputError(f"mask of {pixels.dtype} holds {filled[filled != np.rint(filled)][0]:g}; integers are needed")
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False), None
+    xp = backend_of(pixels).xp
+    missing = ~xp.isfinite(pixels)
+    filled = xp.where(missing, pixels.dtype.type(0), pixels)
+    broken = filled != xp.rint(filled)
+    if broken.any():
+        raise InputError(f"mask of {pixels.dtype} holds {float(filled[broken][0]):g}; integers are needed")
+    if filled.size and float(abs(filled).max()) >= 2**53:
+        raise InputError(f"mask of {pixels.dtype} holds {float(abs(filled).max()):g}; below 2^53 is needed")
     return filled.astype(np.int64), missing if missing.any() else None
 
 
@@ -273,10 +281,10 @@ def _named_bits(header: Mapping[str, Any]) -> dict[int, str]:
     return found
 
 
-def _from_bits(stored: np.ndarray, names: Mapping[int, str], convention: str) -> DecodedMask:
+def _from_bits(stored: Array, names: Mapping[int, str], convention: str) -> DecodedMask:
     width = 8 * stored.dtype.itemsize
     unsigned = stored.view(f"u{stored.dtype.itemsize}")
-    used = int(np.bitwise_or.reduce(unsigned, axis=None)) if unsigned.size else 0
+    used = used_bits(unsigned)
     present = {bit for bit in range(width) if used >> bit & 1}
     notes = []
     unnamed = sorted(present - set(names))
@@ -289,12 +297,11 @@ def _from_bits(stored: np.ndarray, names: Mapping[int, str], convention: str) ->
     own = dict(zip(wanted, (b for b, n in sorted(names.items()) if n in wanted), strict=False))
     planes = _planes_like(own) if convention == "MP_* cards" else MaskPlanes().union(wanted)
     if all(planes.get(names.get(b, "")) == b for b in present):
-        return DecodedMask(stored.astype(np.int32), planes, convention, notes)
-    mask = np.zeros(stored.shape, np.int32)
-    for bit in sorted(present):
-        value = np.int32(planes.bit(names.get(bit, "BAD")))
-        mask |= np.where(unsigned >> unsigned.dtype.type(bit) & unsigned.dtype.type(1), value, np.int32(0))
-    return DecodedMask(mask, planes, convention, notes)
+        return DecodedMask(stored.astype(np.int32, copy=False), planes, convention, notes)
+    values = np.zeros(width, np.int32)
+    for bit in present:
+        values[bit] = planes.bit(names.get(bit, "BAD"))
+    return DecodedMask(translate_bits(unsigned, values), planes, convention, notes)
 
 
 def _planes_like(own: Mapping[str, int]) -> MaskPlanes:
@@ -305,14 +312,14 @@ def _planes_like(own: Mapping[str, int]) -> MaskPlanes:
     return MaskPlanes().union(own)
 
 
-def _from_codes(stored: np.ndarray) -> DecodedMask:
-    values = np.unique(stored)
-    names = sorted({n for v in values.tolist() for n in COMMUNITY_CODES.get(v, ())})
+def _from_codes(stored: Array) -> DecodedMask:
+    values = distinct(stored)
+    names = sorted({n for v in values for n in COMMUNITY_CODES.get(v, ())})
     planes = MaskPlanes().union(names)
-    unknown = [v for v in values.tolist() if v != 0 and v not in COMMUNITY_CODES]
-    mask = np.zeros(stored.shape, np.int32)
-    for value in values.tolist():
-        if value != 0:
-            mask[stored == value] = planes.bit(*COMMUNITY_CODES.get(value, ("BAD",)))
+    unknown = [v for v in values if v != 0 and v not in COMMUNITY_CODES]
+    mask = (stored != 0) * np.int32(planes.bit("BAD"))
+    for value in values:
+        if value in COMMUNITY_CODES:
+            mask[stored == value] = planes.bit(*COMMUNITY_CODES[value])
     notes = [f"mask codes {', '.join(map(str, unknown))} are unknown and count as BAD"] if unknown else []
     return DecodedMask(mask, planes, "community pipeline codes", notes)

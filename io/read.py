@@ -7,7 +7,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from astropy.io import fits
@@ -34,7 +34,9 @@ from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
 from skydelta.io.routes import summary
 from skydelta.io.wcs import celestial_wcs
-from skydelta.kernels.backend import CPU, Array, Backend, resolve, to_host
+from skydelta.kernels.backend import CPU, Array, Backend, backend_of, resolve, to_host
+from skydelta.kernels.core.devices import active
+from skydelta.kernels.judge import mark_unknown
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +59,14 @@ Plane = str | Path | np.ndarray | None
 
 @dataclass
 class _Draft:
-    """What is gathered before it becomes an Exposure; planes on the host.
+    """What is gathered before it becomes an Exposure; planes at ``place``, where files are decoded.
 
-    Files are decoded at ``place``; ``resident`` holds the pixels there, if that is a device.
     The pixels are in the type that was asked for. ``flags`` holds the mask, with NO_DATA where they have no value, and
     the type that they have in the file. ``stated`` holds what an NDData object brings along: variance, sigma or weight,
     mask, psf, wcs.
     """
 
-    pixels: np.ndarray
+    pixels: Array
     header: fits.Header
     flags: Flags
     source: Source | None = None
@@ -75,7 +76,6 @@ class _Draft:
     stated: dict[str, Any] = field(default_factory=dict)
     planes: MaskPlanes = field(default_factory=MaskPlanes)
     has_saturation: bool = False
-    resident: Array | None = None
     place: Backend = CPU
     opened: list[Source] = field(default_factory=list)
     section: Section | None = None
@@ -93,7 +93,7 @@ class _Draft:
         return (self.section[0].start, self.section[1].start) if self.section is not None else (0, 0)
 
     @property
-    def mask(self) -> np.ndarray:
+    def mask(self) -> Array:
         return self.flags.mask
 
     @property
@@ -168,6 +168,7 @@ def read(
     if isinstance(source, Exposure):
         return source.to(backend)
     with ExitStack() as stack:
+        stack.enter_context(active(backend))
         if isinstance(source, NDData):
             draft = _from_nddata(source, dtype)
             given = given or {k: draft.stated[k] for k in UNCERTAINTIES.values() if k in draft.stated}
@@ -175,8 +176,7 @@ def read(
             psf = draft.stated.get("psf") if psf is None else psf
         else:
             draft = _open(source, image, dtype, backend, stack)
-        made = _complete(draft, given, mask, psf, gain, read_noise, saturation, stack)
-        return (made if draft.resident is None else made.with_(image=draft.resident)).to(backend)
+        return _complete(draft, given, mask, psf, gain, read_noise, saturation, stack).to(backend)
 
 
 def _open(
@@ -214,10 +214,7 @@ def _open(
         raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
     place = backend if isinstance(opened, FitsFile) else CPU
     header, decoded, odd = opened.read(hdu, dtype, section, flags, place)
-    # planes are understood on the host, which needs the pixels too
-    flags.mask = to_host(flags.mask)
-    draft = _Draft(to_host(decoded), opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
-    draft.resident = decoded if place.is_gpu else None
+    draft = _Draft(decoded, opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
@@ -284,19 +281,16 @@ def _complete(
     if draft.flags.infinite:
         draft.warnings.append(f"{draft.flags.infinite} infinite pixels are masked")
     _attach_mask(draft, mask, stack)
-    no_data = np.int32(draft.planes.bit("NO_DATA"))
     if pixels.dtype.kind == "f":
         draft.notes["mask"]["missing_pixels"] = draft.flags.missing
     _mark_saturation(draft, saturation)
     found = _variance(draft, pixels, given, gain, read_noise, stack)
-    unknown = ~np.isfinite(found.values)
-    draft.mask[unknown] |= no_data
-    good = (draft.mask & np.int32(draft.planes.invalid)) == 0
+    good, usable = mark_unknown(found.values, draft.mask, draft.planes.bit("NO_DATA"), draft.planes.invalid)
     if found.note["kind"] != "estimated":
         _doubt(draft, pixels, found, good)
     draft.notes["variance"] = found.note
-    draft.notes["mask"]["usable_fraction"] = float(good.mean())
-    if not good.any():
+    draft.notes["mask"]["usable_fraction"] = usable / good.size
+    if not usable:
         draft.warnings.append("no usable pixel: all are masked")
     unit, odd_unit = unit_of(draft.header)
     if odd_unit:
@@ -325,24 +319,32 @@ def _complete(
     )
 
 
-def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> tuple[np.ndarray, fits.Header, str]:
-    """Pixels, header and name of a plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
+class _Found(NamedTuple):
+    """A plane at the draft's place; ``own``: nobody else has its memory."""
+
+    pixels: Array
+    header: fits.Header
+    name: str
+    own: bool
+
+
+def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
+    """A plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
     if not isinstance(given, str | Path):
-        pixels, header, name = to_host(given), fits.Header(), "array"
-        _same_shape(draft, kind, name, pixels.shape)
-        pixels = pixels if draft.section is None else pixels[draft.section]
-    else:
-        path, extension = split_extension(str(given))
-        source = stack.enter_context(open_file(path))
-        draft.opened.append(source)
-        hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
-        name = f"{Path(path).name} {hdu.label}"
-        _same_shape(draft, kind, name, hdu.shape)
-        stored, decoded, odd = source.read(hdu, section=draft.section, backend=draft.place)
-        pixels = to_host(decoded)
-        draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
-        header = source.keywords(hdu, stored)
-    return pixels, header, name
+        whole = given if backend_of(given).is_gpu else np.asarray(given)
+        _same_shape(draft, kind, "array", whole.shape)
+        part = whole if draft.section is None else whole[draft.section]
+        native = part.astype(part.dtype.newbyteorder("="), copy=False)
+        return _Found(draft.place.asarray(native), fits.Header(), "array", own=False)
+    path, extension = split_extension(str(given))
+    source = stack.enter_context(open_file(path))
+    draft.opened.append(source)
+    hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
+    name = f"{Path(path).name} {hdu.label}"
+    _same_shape(draft, kind, name, hdu.shape)
+    header, pixels, odd = source.read(hdu, section=draft.section, backend=draft.place)
+    draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
+    return _Found(pixels, source.keywords(hdu, header), name, own=True)
 
 
 def _companion_file(source: Source, kind: str, draft: _Draft) -> Hdu:
@@ -363,7 +365,7 @@ def _same_shape(draft: _Draft, kind: str, name: str, shape: tuple[int, ...]) -> 
         raise InputError(f"{draft.label}: {kind} ({name}) has shape {shape}, the image {draft.frame}")
 
 
-def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | None:
+def _beside(draft: _Draft, kind: str) -> _Found | None:
     """The plane of a role in the image's own file."""
     if draft.source is None or draft.hdu is None:
         return None
@@ -372,10 +374,10 @@ def _beside(draft: _Draft, kind: str) -> tuple[np.ndarray, fits.Header, str] | N
         return None
     if hdu.fault is None:
         _same_shape(draft, kind, hdu.label, hdu.shape)
-    header, decoded, odd = draft.source.read(hdu, section=draft.section, backend=draft.place)
-    pixels = to_host(decoded)
+    header, pixels, odd = draft.source.read(hdu, section=draft.section, backend=draft.place)
     draft.warnings += [f"{hdu.label}: {line}" for line in odd]
-    return pixels, draft.source.keywords(hdu, header), hdu.label
+    own = isinstance(draft.source, FitsFile)  # other pixels are those of the caller's HDU
+    return _Found(pixels, draft.source.keywords(hdu, header), hdu.label, own)
 
 
 def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
@@ -383,17 +385,16 @@ def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
     if found is None:
         draft.notes["mask"] = {"source": "none"}
         return
-    pixels, header, name = found
     try:
-        decoded = decode_mask(pixels, header)
+        decoded = decode_mask(found.pixels, found.header)
     except InputError as e:
-        raise InputError(f"{draft.label}: mask ({name}): {e}", **e.numbers) from None
+        raise InputError(f"{draft.label}: mask ({found.name}): {e}", **e.numbers) from None
     draft.planes = decoded.planes
     # core planes, and NO_DATA with them, have the same bits in every mask
-    np.bitwise_or(draft.mask, decoded.mask, out=draft.mask)
+    draft.flags.mask |= decoded.mask
     draft.warnings += decoded.notes
     draft.has_saturation = decoded.convention != "non-zero is BAD"
-    draft.notes["mask"] = {"source": name, "convention": decoded.convention}
+    draft.notes["mask"] = {"source": found.name, "convention": decoded.convention}
 
 
 def _mark_saturation(draft: _Draft, level: float | None) -> None:
@@ -411,8 +412,10 @@ def _mark_saturation(draft: _Draft, level: float | None) -> None:
         return
     with np.errstate(invalid="ignore"):
         reached = draft.pixels >= level
-    np.bitwise_or(draft.mask, np.int32(draft.planes.bit("SAT")), out=draft.mask, where=reached)
-    draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": int(reached.sum())}
+    pixels = int(reached.sum())
+    if pixels:
+        draft.flags.mask |= reached * np.int32(draft.planes.bit("SAT"))
+    draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": pixels}
 
 
 def _saturation_card(draft: _Draft) -> tuple[float | None, str]:
@@ -428,60 +431,62 @@ def _plateau(draft: _Draft) -> float | None:
     """The largest value of an image of integers, if it is far above the median and occurs often."""
     if np.dtype(draft.flags.native).kind not in "ui":
         return None
-    pixels = draft.pixels
+    pixels, xp = draft.pixels, draft.place.xp
     top = float(pixels.max())
-    if top <= 1000 or np.count_nonzero(pixels == top) < PLATEAU:
+    if top <= 1000 or int(xp.count_nonzero(pixels == top)) < PLATEAU:
         return None
     # counting says the same as the median, unless the middle lies between two pixels
-    below = np.count_nonzero(pixels < top / 4)
-    far = 2 * below > pixels.size if 2 * below != pixels.size else top > 4 * float(np.median(pixels))
+    below = int(xp.count_nonzero(pixels < top / 4))
+    far = 2 * below > pixels.size if 2 * below != pixels.size else top > 4 * float(xp.median(pixels))
     return top if far else None
 
 
 def _variance(
     draft: _Draft,
-    pixels: np.ndarray,
+    pixels: Array,
     given: dict[str, Any],
     gain: float | None,
     read_noise: float | None,
     stack: ExitStack,
 ) -> variances.Variance:
     for kind, plane in given.items():
-        values, _, name = _plane(draft, kind, plane, stack)
-        return variances.from_plane(values, kind, name)
+        values, _, name, own = _plane(draft, kind, plane, stack)
+        return variances.from_plane(values, kind, name, own)
     for kind in ("variance", "sigma", "uncertainty", "variance component", "weight"):
         found = _beside(draft, kind)
         if found is None:
             continue
-        values, header, name = found
+        values, header, name, own = found
         if kind == "uncertainty":
             written = text(header, "UTYPE") or "StdDevUncertainty"
             if written not in UNCERTAINTIES:
                 raise InputError(f"{draft.label}: {name}: UTYPE = {written!r}; allowed: {', '.join(UNCERTAINTIES)}")
-            return variances.from_plane(values, UNCERTAINTIES[written], f"{name}, UTYPE {written}")
+            return variances.from_plane(values, UNCERTAINTIES[written], f"{name}, UTYPE {written}", own)
         if kind == "variance component" and draft.source is not None:
             values, name = _sum_of_components(draft, draft.source)
             return variances.from_plane(values, "variance", name)
-        return variances.from_plane(values, kind, name)
+        return variances.from_plane(values, kind, name, own)
     good = (draft.mask & np.int32(draft.planes.invalid)) == 0
     detector = _detector(draft, gain, read_noise)
-    if int(good.sum()) < 16:
-        draft.warnings.append(f"{int(good.sum())} usable pixels: no variance can be estimated")
-        return variances.Variance(np.full(pixels.shape, np.nan, np.float32), {"source": "none", "kind": "none"})
-    try:
-        return variances.estimate(pixels, good, detector)
-    except InputError as e:
-        draft.warnings.append(str(e))
-        return variances.Variance(np.full(pixels.shape, np.nan, np.float32), {"source": "none", "kind": "none"})
+    usable = int(draft.place.xp.count_nonzero(good))
+    if usable >= 16:
+        try:
+            return variances.estimate(pixels, good, detector)
+        except InputError as e:
+            draft.warnings.append(str(e))
+    else:
+        draft.warnings.append(f"{usable} usable pixels: no variance can be estimated")
+    nothing = draft.place.xp.full(pixels.shape, np.nan, np.float32)
+    return variances.Variance(nothing, {"source": "none", "kind": "none"})
 
 
-def _sum_of_components(draft: _Draft, source: Source) -> tuple[np.ndarray, str]:
-    total, names = np.zeros(draft.pixels.shape), []
+def _sum_of_components(draft: _Draft, source: Source) -> tuple[Array, str]:
+    total, names = draft.place.xp.zeros(draft.pixels.shape), []
     for hdu in source.hdus:
         if role(hdu) == "variance component" and draft.hdu is not None and hdu.version == draft.hdu.version:
             if hdu.fault is None:
                 _same_shape(draft, "variance", hdu.label, hdu.shape)
-            _, values, _ = source.read(hdu, section=draft.section)
+            _, values, _ = source.read(hdu, section=draft.section, backend=draft.place)
             total += values
             names.append(hdu.name)
     return total, " + ".join(names)
@@ -521,7 +526,7 @@ def _number(draft: _Draft, card: str) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _doubt(draft: _Draft, pixels: np.ndarray, found: variances.Variance, good: np.ndarray) -> None:
+def _doubt(draft: _Draft, pixels: Array, found: variances.Variance, good: Array) -> None:
     """Compare a stated variance with the noise of the image; a wrong kind of plane shows here."""
     ratio = variances.sky_chi2(pixels, found.values, good)
     found.note["sky_chi2"] = ratio

@@ -12,7 +12,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.ndimage import binary_dilation, convolve, gaussian_filter
 
 from skydelta.errors import InputError
-from skydelta.kernels.backend import CPU
+from skydelta.kernels.backend import CPU, Array, Backend, backend_of, to_host
+from skydelta.kernels.judge import median, stated_variance
 from skydelta.kernels.polynomial import product_plane
 from skydelta.kernels.sky import ENOUGH, block_sky
 
@@ -71,43 +72,37 @@ class Variance:
     Attributes
     ----------
     values : float32 (H, W)
-        NaN where nothing is known.
+        NaN where nothing is known; where the plane or the image is.
     note : dict
         source, numbers; JSON-able.
     """
 
-    values: np.ndarray
+    values: Array
     note: dict[str, Any] = field(default_factory=dict)
 
 
-def from_plane(plane: np.ndarray, kind: str, source: str) -> Variance:
+def from_plane(plane: Array, kind: str, source: str, overwrite: bool = False) -> Variance:
     """Variance from a stored plane; values that mean nothing become NaN and are counted.
 
     Parameters
     ----------
     plane : (H, W)
+        On the host or on a device, where the variance stays.
     kind : {"variance", "sigma", "weight"}
         A sigma is squared, a weight (inverse variance) inverted; zero weight means no data.
     source : str
         Where it was, for the note.
+    overwrite : bool
+        The variance may take the memory of the plane.
     """
-    raw: np.ndarray = plane.astype(np.float64 if plane.dtype.itemsize > 4 else np.float32)
-    good = np.isfinite(raw) & (raw > 0)
-    with np.errstate(all="ignore"):
-        values = raw * raw if kind == "sigma" else 1 / raw if kind == "weight" else raw
-        out = values.astype(np.float32)
-    good &= np.isfinite(out) & (out > 0)
-    out = np.where(good, out, np.float32(np.nan))
+    backend = backend_of(plane)
+    raw = backend.xp.ascontiguousarray(plane, np.float64 if plane.dtype.itemsize > 4 else np.float32)
+    values, counts = stated_variance(raw, kind, overwrite or raw is not plane)
     note: dict[str, Any] = {"source": source, "kind": kind}
-    counts = {
-        "not_finite": int((~np.isfinite(raw)).sum()),
-        "negative": int((np.isfinite(raw) & (raw < 0)).sum()),
-        "zero": int((raw == 0).sum()),
-    }
-    counts["out_of_range"] = int((~good).sum()) - sum(counts.values())
     note["invalid"] = {k: n for k, n in counts.items() if n}
-    note["median"] = float(np.median(out[good])) if good.any() else None
-    return Variance(out, note)
+    known = values.size - sum(counts.values())
+    note["median"] = median(values, known) if known else None
+    return Variance(values, note)
 
 
 def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +127,7 @@ def white_noise(image: np.ndarray, good: np.ndarray) -> float:
     return float(np.median(found)) if found else float("nan")
 
 
-def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Variance:
+def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     """Variance where a file has none.
 
     The sky's share is (sky - bias) / gain + (read noise / gain)^2 when that agrees with the measured noise (between
@@ -145,6 +140,7 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
     Parameters
     ----------
     image : (H, W)
+        On the host or on a device, where the variance will be; it is estimated on the host.
     good : bool (H, W)
     detector : Detector
 
@@ -153,7 +149,8 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
     InputError
         Fewer good pixels than any noise can be measured from.
     """
-    image = image.astype(np.float32, copy=False)
+    backend = backend_of(image)
+    image, good = to_host(image).astype(np.float32, copy=False), to_host(good)
     sky, noise = local_sky(image, good)
     if not np.isfinite(noise).any():
         raise InputError(f"variance cannot be estimated: {int(good.sum())} good pixels of {image.size} are too few")
@@ -176,7 +173,7 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
         quiet = np.clip(blocks, 0.5 * measured, 2 * measured)
         values = _spread(quiet, image.shape)
         note |= {"source": "measured", "why": "no variance plane and no gain: photon noise of objects is not included"}
-        return _estimated(values, note)
+        return _estimated(values, note, backend)
     note |= {"gain": gain, "read_noise": detector.read_noise, "bias": detector.bias, "sky_variance_modelled": modelled}
     note["white_variance_measured"] = white
     low, high = MODEL_TRUSTED
@@ -198,7 +195,7 @@ def estimate(image: np.ndarray, good: np.ndarray, detector: Detector) -> Varianc
     signal = np.where(excess > BRIGHT * quiet_noise, excess, smooth)
     # what smoothing leaves of the sky's own noise is not signal
     signal[signal < quiet_noise] = 0
-    return _estimated(sky_variance + signal / np.float32(gain), note)
+    return _estimated(sky_variance + signal / np.float32(gain), note, backend)
 
 
 def _pooled(noise: np.ndarray) -> np.ndarray:
@@ -222,10 +219,10 @@ def _pooled(noise: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scale), np.sqrt(variance), noise)
 
 
-def _estimated(values: np.ndarray, note: dict[str, Any]) -> Variance:
-    out = values.astype(np.float32)
+def _estimated(values: np.ndarray, note: dict[str, Any], backend: Backend) -> Variance:
+    out = np.ascontiguousarray(values, np.float32)
     out[~(out > 0)] = np.nan
-    return Variance(out, {**note, "kind": "estimated", "median": float(np.nanmedian(out))})
+    return Variance(backend.asarray(out), {**note, "kind": "estimated", "median": median(out)})
 
 
 def _spread(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -240,9 +237,10 @@ def _tents(n: int, k: int) -> np.ndarray:
     return np.maximum(1 - np.abs(at[:, None] - np.arange(k)), 0)
 
 
-def sky_chi2(image: np.ndarray, variance: np.ndarray, good: np.ndarray) -> float | None:
+def sky_chi2(image: Array, variance: Array, good: Array) -> float | None:
     """Measured over stated variance of the sky; 1 when the plane means what its name says, None without enough sky."""
     boxes = _boxes(image.shape, SAMPLED)
+    (image, variance, good), boxes = _fetched(boxes, image, variance, good)
     _, noise = block_sky(image, good, np.array(boxes))
     ratios = [
         sigma**2 / np.median(variance[y0:y1, x0:x1][good[y0:y1, x0:x1]])
@@ -252,12 +250,30 @@ def sky_chi2(image: np.ndarray, variance: np.ndarray, good: np.ndarray) -> float
     return float(np.median(ratios)) if ratios else None
 
 
+_Box = tuple[int, int, int, int]
+
+
+def _fetched(boxes: list[_Box], *planes: Array) -> tuple[list[np.ndarray], list[_Box]]:
+    """Planes on the host, and the boxes in them. Of planes on a device, only the boxes come: one under another."""
+    backend = backend_of(planes[0])
+    if not backend.is_gpu:
+        return list(planes), boxes
+    y0, y1, x0, x1 = np.array(boxes).T
+    h, w = int((y1 - y0).max()), int((x1 - x0).max())
+    # boxes differ by a pixel: what is behind the smaller ones, inside the image, comes along
+    rows = np.minimum(y0[:, None] + np.arange(h), planes[0].shape[0] - 1)[:, :, None]
+    columns = np.minimum(x0[:, None] + np.arange(w), planes[0].shape[1] - 1)[:, None, :]
+    there = backend.asarray(rows), backend.asarray(columns)
+    moved = [(h * i, h * i + int(b[1] - b[0]), 0, int(b[3] - b[2])) for i, b in enumerate(boxes)]
+    return [to_host(plane[there]).reshape(-1, w) for plane in planes], moved
+
+
 def _counts(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of blocks."""
     return max(1, round(shape[0] / BLOCK)), max(1, round(shape[1] / BLOCK))
 
 
-def _boxes(shape: tuple[int, ...], at_most: int | None = None) -> list[tuple[int, int, int, int]]:
+def _boxes(shape: tuple[int, ...], at_most: int | None = None) -> list[_Box]:
     """The blocks (y0, y1, x0, x1) of an image in row order, or as many of them, spread evenly."""
     rows, columns = (np.linspace(0, n, k + 1).astype(int) for n, k in zip(shape, _counts(shape), strict=True))
     boxes = [(*r, *c) for r in pairwise(rows.tolist()) for c in pairwise(columns.tolist())]

@@ -45,8 +45,8 @@ class Load(Stage[LoadConfig]):
     files = ("variance", "sigma", "weight", "mask", "psf")
 
     def memory(self, shape: tuple[int, int]) -> int:
-        """Planes of the result; reading itself happens on the host."""
-        return 12 * shape[0] * shape[1]
+        """Planes of the result, and what is needed to decode and judge the largest of them."""
+        return 32 * shape[0] * shape[1]
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
         config = self.config.model_dump()

@@ -114,6 +114,45 @@ def test_planes_beside_the_image(monkeypatch, tmp_path, rng):
     assert_same(skydelta.read(tmp_path / "a.fits", device="cuda"), want)
 
 
+PLANES = {
+    "VAR, MP_* cards": ("VAR", np.int32, [1, 4, 1 << 20], {"MP_BAD": 0, "MP_CR": 2, "MP_SAT": 20}),
+    "ERR, JWST": ("ERR", np.uint32, [1, 1 << 4, 1 << 31], {"TELESCOP": "JWST"}),
+    "WHT, codes": ("WHT", np.int16, [1, 7, 90], {"INSTRUME": "DECam", "PROCTYPE": "InstCal", "PLVER": "V4.8"}),
+    "VAR_POISSON, any": ("VAR_POISSON", np.float32, [1, 2, np.nan], {}),
+}
+
+
+@pytest.mark.parametrize("kind", PLANES)
+def test_planes_are_judged_where_they_are(monkeypatch, tmp_path, rng, kind):
+    name, dtype, values, cards = PLANES[kind]
+    image = rng.normal(500, 3, (970, 1000))
+    stated = np.full(image.shape, {"ERR": 3, "WHT": 1 / 9}.get(name, 9), np.float32)
+    stated.flat[:5] = np.nan, np.inf, 0, -1, 1e30
+    mask = np.zeros(image.shape, dtype)
+    mask[5, 1:4] = values
+    planes = fits.ImageHDU(mask, name="DQ")
+    planes.header.update(cards)
+    header = fits.Header({"SATURATE": 509.0, **cards})
+    hdus = [fits.ImageHDU(image.astype(np.float32), header, "SCI"), fits.ImageHDU(stated, name=name), planes]
+    fits.HDUList([fits.PrimaryHDU(), *hdus]).writeto(tmp_path / "a.fits")
+    want = skydelta.read(tmp_path / "a.fits", device="cpu")
+    copies = support_standin.install(monkeypatch)
+    got = skydelta.read(tmp_path / "a.fits", device="cuda")
+    assert max(copies["up largest"], copies["down largest"]) < 4 * image.size
+    assert all(isinstance(p, support_standin.OnDevice) for p in (got.image, got.variance, got.mask))
+    assert_same(got, want)
+    assert got.planes == want.planes
+
+
+def test_given_planes_are_judged_on_the_device(monkeypatch, tmp_path, rng):
+    image = rng.normal(500, 3, SHAPE).astype(np.float32)
+    fits.PrimaryHDU(image).writeto(tmp_path / "a.fits")
+    given = {"sigma": np.full(SHAPE, 3.0, ">f8"), "mask": image > 505}
+    want = skydelta.read(tmp_path / "a.fits", **given, device="cpu")
+    support_standin.install(monkeypatch)
+    assert_same(skydelta.read(tmp_path / "a.fits", **given, device="cuda"), want)
+
+
 @pytest.mark.parametrize("name", ["RICE", "QUANTISED", "GZIP", "FLOAT"])
 def test_damage_is_told_in_the_same_words(monkeypatch, path, name):
     with open_file(path) as file:
