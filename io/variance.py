@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.ndimage import binary_dilation, convolve, gaussian_filter
+from scipy.ndimage import binary_dilation, convolve
 
 from skydelta.errors import InputError
-from skydelta.kernels.backend import CPU, Array, Backend, backend_of, to_host
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.judge import median, stated_variance
 from skydelta.kernels.polynomial import product_plane
 from skydelta.kernels.sky import ENOUGH, block_sky
@@ -105,20 +105,21 @@ def from_plane(plane: Array, kind: str, source: str, overwrite: bool = False) ->
     return Variance(values, note)
 
 
-def local_sky(image: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def local_sky(image: Array, good: Array) -> tuple[np.ndarray, np.ndarray]:
     """Sky level and noise (robust sigma) of blocks: float64 (ny, nx) each, NaN where too few pixels are good."""
     ny, nx = _counts(image.shape)
     sky, noise = block_sky(image, good, np.array(_boxes(image.shape)))
     return sky.reshape(ny, nx), noise.reshape(ny, nx)
 
 
-def white_noise(image: np.ndarray, good: np.ndarray) -> float:
+def white_noise(image: Array, good: Array) -> float:
     """Noise (robust sigma) that is independent from pixel to pixel, median of blocks.
 
     Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
     """
     found = []
-    for y0, y1, x0, x1 in _boxes(image.shape, SAMPLED):
+    (image, good), boxes = _fetched(_boxes(image.shape, SAMPLED), image, good)
+    for y0, y1, x0, x1 in boxes:
         box = np.s_[y0:y1, x0:x1]
         part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
         inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
@@ -140,7 +141,7 @@ def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     Parameters
     ----------
     image : (H, W)
-        On the host or on a device, where the variance will be; it is estimated on the host.
+        On the host or on a device, where the variance will be.
     good : bool (H, W)
     detector : Detector
 
@@ -149,8 +150,8 @@ def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     InputError
         Fewer good pixels than any noise can be measured from.
     """
-    backend = backend_of(image)
-    image, good = to_host(image).astype(np.float32, copy=False), to_host(good)
+    backend, xp = backend_of(image), backend_of(image).xp
+    image = image.astype(np.float32, copy=False)
     sky, noise = local_sky(image, good)
     if not np.isfinite(noise).any():
         raise InputError(f"variance cannot be estimated: {int(good.sum())} good pixels of {image.size} are too few")
@@ -165,37 +166,37 @@ def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     modelled = max(level - detector.bias, 0.0) / gain + dark if gain else 0.0
     if measured == modelled == 0:
         raise InputError("variance cannot be estimated: neither gain and sky nor the image itself give any noise")
-    sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape)
+    sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape, backend)
     note: dict[str, Any] = {"sky": level, "sky_variance_measured": measured}
     if gain is None:
         blocks = np.where(np.isfinite(noise), noise, np.sqrt(measured)) ** 2
         # blocks full of objects must not claim more than twice the quiet sky
         quiet = np.clip(blocks, 0.5 * measured, 2 * measured)
-        values = _spread(quiet, image.shape)
+        values = _spread(quiet, image.shape, backend)
         note |= {"source": "measured", "why": "no variance plane and no gain: photon noise of objects is not included"}
-        return _estimated(values, note, backend)
+        return _estimated(values, note)
     note |= {"gain": gain, "read_noise": detector.read_noise, "bias": detector.bias, "sky_variance_modelled": modelled}
     note["white_variance_measured"] = white
     low, high = MODEL_TRUSTED
     # a crowded field raises the first, resampled pixels lower the second
     agrees = any(low * modelled <= found <= high * modelled for found in (measured, white))
     if modelled > 0 and (agrees or measured == 0):
-        sky_variance = np.maximum(sky_map - detector.bias, 0) / gain + dark
+        sky_variance = xp.maximum(sky_map - detector.bias, 0) / gain + dark
         note["source"] = "gain"
     else:
-        sky_variance = np.full(image.shape, measured, np.float32)
+        sky_variance = xp.full(image.shape, measured, np.float32)
         note |= {"source": "gain and measured sky noise", "why": "the measured noise is not that of gain and sky"}
         n = detector.combined
         if n > 1 and low * n <= modelled / measured <= high * n:
             gain *= n  # an average: every unit stands for n times the electrons
             note["effective_gain"] = gain
-    excess = np.where(good, image - sky_map, 0).astype(np.float32)
-    smooth = gaussian_filter(excess, SMOOTH, truncate=3)
+    excess = xp.where(good, image - sky_map, np.float32(0))
+    smooth = backend.ndimage.gaussian_filter(excess, SMOOTH, truncate=3)
     quiet_noise = np.sqrt(measured)
-    signal = np.where(excess > BRIGHT * quiet_noise, excess, smooth)
+    signal = xp.where(excess > BRIGHT * quiet_noise, excess, smooth)
     # what smoothing leaves of the sky's own noise is not signal
     signal[signal < quiet_noise] = 0
-    return _estimated(sky_variance + signal / np.float32(gain), note, backend)
+    return _estimated(sky_variance + signal / np.float32(gain), note)
 
 
 def _pooled(noise: np.ndarray) -> np.ndarray:
@@ -219,16 +220,16 @@ def _pooled(noise: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scale), np.sqrt(variance), noise)
 
 
-def _estimated(values: np.ndarray, note: dict[str, Any], backend: Backend) -> Variance:
-    out = np.ascontiguousarray(values, np.float32)
+def _estimated(values: Array, note: dict[str, Any]) -> Variance:
+    out = values.astype(np.float32, copy=False)
     out[~(out > 0)] = np.nan
-    return Variance(backend.asarray(out), {**note, "kind": "estimated", "median": median(out)})
+    return Variance(out, {**note, "kind": "estimated", "median": median(out)})
 
 
-def _spread(blocks: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _spread(blocks: np.ndarray, shape: tuple[int, int], backend: Backend) -> Array:
     """Bilinear between block centres, constant outside them: float32 (H, W)."""
     rows, columns = (_tents(n, k) for n, k in zip(shape, blocks.shape, strict=True))
-    return product_plane(CPU, rows @ blocks, columns.T)
+    return product_plane(backend, rows @ blocks, columns.T)
 
 
 def _tents(n: int, k: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.fits.reader import split_extension
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.read import read
+from skydelta.kernels.sky import TOGETHER
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
 _PLANE = "as FILE or FILE[EXT]; none: from the image's own file"
@@ -45,8 +46,9 @@ class Load(Stage[LoadConfig]):
     files = ("variance", "sigma", "weight", "mask", "psf")
 
     def memory(self, shape: tuple[int, int]) -> int:
-        """Planes of the result, and what is needed to decode and judge the largest of them."""
-        return 32 * shape[0] * shape[1]
+        """Planes of the result, and what is needed to decode, judge or estimate them."""
+        pixels = shape[0] * shape[1]
+        return 44 * pixels + 64 * min(pixels, TOGETHER)
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
         config = self.config.model_dump()

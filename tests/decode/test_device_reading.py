@@ -144,6 +144,20 @@ def test_planes_are_judged_where_they_are(monkeypatch, tmp_path, rng, kind):
     assert got.planes == want.planes
 
 
+@pytest.mark.parametrize("cards", [{}, {"GAIN": 2.0, "RDNOISE": 5.0}, {"GAIN": 2.0, "RDNOISE": 500.0}])
+def test_a_variance_is_estimated_where_the_image_is(monkeypatch, tmp_path, rng, cards):
+    image = rng.normal(400, np.sqrt(200 + 6.25), (970, 1000)).astype(np.float32)
+    image[200:210, 300:310] += 5000
+    image[100:240, 100:240] = np.nan
+    fits.PrimaryHDU(image, fits.Header(cards)).writeto(tmp_path / "a.fits")
+    want = skydelta.read(tmp_path / "a.fits", device="cpu")
+    copies = support_standin.install(monkeypatch)
+    got = skydelta.read(tmp_path / "a.fits", device="cuda")
+    assert max(copies["up largest"], copies["down largest"]) < image.nbytes
+    assert isinstance(got.variance, support_standin.OnDevice)
+    assert_same(got, want)
+
+
 def test_given_planes_are_judged_on_the_device(monkeypatch, tmp_path, rng):
     image = rng.normal(500, 3, SHAPE).astype(np.float32)
     fits.PrimaryHDU(image).writeto(tmp_path / "a.fits")

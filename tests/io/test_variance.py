@@ -3,11 +3,13 @@
 
 import numpy as np
 import pytest
+import support_standin
 from scipy.ndimage import gaussian_filter
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.read import read
 from skydelta.io.variance import Detector, estimate, from_plane, sky_chi2, white_noise
+from skydelta.kernels.backend import resolve
 from skydelta.kernels.cpu import reference_sky
 from skydelta.kernels.sky import block_sky
 
@@ -123,7 +125,7 @@ def test_a_crowded_field_does_not_hide_the_detector(rng):
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (3, 3), (1, 70), (64, 64), (63, 66), (130, 97)])
-def test_sky_of_blocks_is_that_of_scipy(rng, shape):
+def test_sky_of_blocks_is_that_of_scipy(monkeypatch, rng, shape):
     image = rng.normal(100, 3, shape).astype(np.float32)
     image[rng.random(shape) < 0.02] += 200
     good = rng.random(shape) > 0.05
@@ -132,6 +134,11 @@ def test_sky_of_blocks_is_that_of_scipy(rng, shape):
     for use in (good, good & (rng.random(shape) < 0.08)):
         made, expected = block_sky(image, use, boxes), reference_sky.block_sky(image, use, boxes)
         np.testing.assert_allclose(made, expected, rtol=1e-12, equal_nan=True)
+        with monkeypatch.context() as patch:
+            support_standin.install(patch)
+            device = resolve("cuda")
+            there = block_sky(device.asarray(image), device.asarray(use), boxes)
+        np.testing.assert_array_equal(there, made)
 
 
 def test_white_noise(rng, figure):
