@@ -128,6 +128,7 @@ def kernels(path, backend, rate):
         hdu = file.hdus[1]
         form = pixels.scaling(hdu)[0]
         plan = tiled.plan(hdu, file.content, form.stored, tuple(slice(0, n) for n in hdu.shape), backend)
+        plan.heap.wait()
         want = file.pixels(1, dtype="float32")
     form = replace(plan.form, scale=form.scale, zero=form.zero, flip=form.flip, blank=form.blank)
     n = len(plan.tiles)
@@ -137,12 +138,12 @@ def kernels(path, backend, rate):
 
 def launched(plan, form, count, want, rate):
     """The row of `kernels` for ``count`` tiles, by the number of lanes, and the whole call."""
-    n, (h, w), backend = len(plan.tiles), want.shape, backend_of(plan.heap)
+    n, (h, w), backend = len(plan.tiles), want.shape, backend_of(plan.heap.bytes)
     tiles = plan.tiles.take(np.arange(count) % n)
     number = np.arange(count) // n
     tiles.origin[:, 0] += h * number
-    tiles.offset[:] += len(plan.heap) * number
-    heap = backend.xp.concatenate([plan.heap] * -(-count // n))
+    tiles.offset[:] += len(plan.heap.bytes) * number
+    heap = backend.xp.concatenate([plan.heap.bytes] * -(-count // n))
     shape = (int((tiles.origin + tiles.extent)[:, 0].max()), w)
     out, mask = backend.xp.full(shape, 7, np.float32), backend.xp.zeros(shape, np.int32)
     decoded = 4 * int(tiles.pixels().sum())

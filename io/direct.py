@@ -187,25 +187,88 @@ class _Handle:
         self._file = _kvikio().CuFile(str(path), "r")
         self._size = size
 
-    def read(self, offset: int, size: int, backend: Backend) -> Array:
-        """uint8 (size,) on the device, fewer only at the end of the file: a view into whole pages of the file."""
-        low = offset // PAGE * PAGE
-        high = min(-(-(offset + size) // PAGE) * PAGE, self._size)
-        wanted = max(high - low, 0)
-        with active(backend):
-            out = cupy().empty(-(-max(wanted, 1) // PAGE) * PAGE, np.uint8)
-            # KvikIO works outside of streams: what used this memory before must have ended
-            cupy().cuda.get_current_stream().synchronize()
-            done = 0
-            while done < wanted:
-                got = self._file.pread(out[done:], wanted - done, low + done).get()
-                if got <= 0:
-                    break
+    def begin(self, room: _Room) -> Any:
+        """Start to read; what `finish` waits for."""
+        with active(room.backend):
+            return self._file.pread(room.pages, room.wanted, room.low) if room.wanted else None
+
+    def finish(self, room: _Room, future: Any) -> int:
+        """Wait, and ask again for what a short read has left; how much of the array is there."""
+        done = 0
+        with active(room.backend):
+            while future is not None and (got := future.get()) > 0:
                 done += got
-        return out[offset - low : max(min(offset + size - low, done), offset - low)]
+                left = room.wanted - done
+                future = self._file.pread(room.pages[done:], left, room.low + done) if left > 0 else None
+        return max(min(done - room.ahead, room.array.size), 0)
+
+    def read(self, offset: int, size: int, backend: Backend) -> Array:
+        """uint8 (size,) on the device, fewer only at the end of the file."""
+        room = _Room(offset, size, self._size, backend)
+        return room.array[: self.finish(room, self.begin(room))]
 
     def close(self) -> None:
         self._file.close()
+
+
+class _Room:
+    """Memory of a device for whole pages of a file.
+
+    Attributes
+    ----------
+    pages : uint8 (n,)
+    array : uint8 (m,)
+        The part that was asked for, as far as the file goes.
+    low, wanted : int
+        First byte of the file and bytes to read.
+    ahead : int
+        Bytes before those that were asked for.
+    """
+
+    def __init__(self, offset: int, size: int, end: int, backend: Backend) -> None:
+        self.backend = backend
+        self.low = offset // PAGE * PAGE
+        self.wanted = max(min(-(-(offset + size) // PAGE) * PAGE, end) - self.low, 0)
+        self.ahead = offset - self.low
+        with active(backend):
+            self.pages = cupy().empty(-(-max(self.wanted, 1) // PAGE) * PAGE, np.uint8)
+            # KvikIO works outside of streams: what used this memory before must have ended
+            cupy().cuda.get_current_stream().synchronize()
+        self.array = self.pages[self.ahead : self.ahead + max(min(size, end - offset), 0)]
+
+
+class Reading:
+    """Bytes of a file that KvikIO is reading.
+
+    Attributes
+    ----------
+    array : uint8 (n,)
+        On the device, fewer than asked for only at the end of the file; not to be used, nor let go, before `finish`.
+    """
+
+    def __init__(self, owner: Direct, room: _Room) -> None:
+        self._owner, self._room, self.array = owner, room, room.array
+        self._handle: _Handle | None = None
+        self._error: Exception | None = None
+        try:
+            self._handle = owner.opened(room.backend)
+            self._future = self._handle.begin(room)
+        except _FAILURES as e:
+            self._error = e
+
+    def finish(self) -> int | None:
+        """How many bytes are there; None where KvikIO fails."""
+        try:
+            if self._error is not None:
+                raise self._error
+            assert self._handle is not None
+            return self._handle.finish(self._room, self._future)
+        except _FAILURES as e:
+            first = e
+        return self._owner.again(self._room, self._handle, first)
+
+
+_FAILURES = (RuntimeError, OSError, ValueError)
 
 
 class Direct:
@@ -226,22 +289,21 @@ class Direct:
         self._left: list[_Handle] = []
         self._lock = threading.Lock()
 
-    def read(self, offset: int, size: int, backend: Backend) -> Array | None:
-        """uint8 (size,) on a device, fewer only at the end of the file; None where KvikIO cannot be used."""
+    def start(self, offset: int, size: int, backend: Backend) -> Reading | None:
+        """Begin to read onto a device; None where KvikIO cannot be used."""
         if Direct._failed or not wanted()[0]:
             return None
         with _PROBING:
             if not probe(backend.index).usable:
                 return None
-        handle = None
+        return Reading(self, _Room(offset, size, self._size, backend))
+
+    def again(self, room: _Room, failed: _Handle | None, first: Exception) -> int | None:
+        """Read in compatibility mode what could not be read."""
         try:
-            handle = self._opened(backend)
-            return handle.read(offset, size, backend)
-        except (RuntimeError, OSError, ValueError) as e:
-            first = e
-        try:
-            return self._reopened(handle, backend).read(offset, size, backend)
-        except (RuntimeError, OSError, ValueError) as e:
+            handle = self._reopened(failed, room.backend)
+            return handle.finish(room, handle.begin(room))
+        except _FAILURES as e:
             if not self._whole():
                 return None  # others say so, with the bytes that there are
             Direct._failed = str(e) or type(e).__name__
@@ -255,7 +317,7 @@ class Direct:
         except OSError:
             return False
 
-    def _opened(self, backend: Backend) -> _Handle:
+    def opened(self, backend: Backend) -> _Handle:
         with self._lock, active(backend):
             self._handle = self._handle or _Handle(self._path, self._size)
             return self._handle
@@ -267,7 +329,7 @@ class Direct:
                 self._left.append(self._handle)
                 self._handle = None
             _kvikio().defaults.set({"compat_mode": _kvikio().CompatMode.ON})
-        return self._opened(backend)
+        return self.opened(backend)
 
     def close(self) -> None:
         with self._lock:

@@ -15,11 +15,11 @@ from urllib.request import url2pathname
 import numpy as np
 
 from skydelta.errors import InputError
-from skydelta.io.direct import Direct
+from skydelta.io.direct import Direct, Reading
 from skydelta.io.remote import open_url, shown
 from skydelta.io.storage import SPAN, Content, Memory, expanded, open_path
 from skydelta.io.stores import STORES, open_object
-from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.backend import Backend
 
 ROUTES = {
     "posix": "positioned reads of a local file",
@@ -63,14 +63,15 @@ class Counted:
             self.reads += 1
             self.bytes += got
 
-    def to_device(self, offset: int, size: int, backend: Backend) -> Array | None:
-        """uint8 (size,) on a device, fewer only at the end of the file; None where that takes host memory."""
-        out = None if self._direct is None else self._direct.read(offset, size, backend)
-        if out is not None:
-            with self._lock:
-                self.device_reads += 1
-                self.device_bytes += len(out)
-        return out
+    def start(self, offset: int, size: int, backend: Backend) -> Reading | None:
+        """Begin to read into a device; None where that takes host memory. What came of it is told to `arrived`."""
+        return None if self._direct is None else self._direct.start(offset, size, backend)
+
+    def arrived(self, got: int) -> None:
+        """Count a read into a device."""
+        with self._lock:
+            self.device_reads += 1
+            self.device_bytes += got
 
     def read(self, offset: int, size: int) -> bytes:
         data = self._content.read(offset, size)

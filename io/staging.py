@@ -31,8 +31,10 @@ PLACES = 2
 _lock, _under_way = threading.Lock(), [0]
 
 
-def to_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
-    """Bytes of a file on a device, ready for what is launched next on the current stream.
+class Transfer:
+    """Bytes of a file on their way to a device: what does not need them can be done meanwhile.
+
+    Used as a context, it waits at the end for what is still being written into its memory.
 
     Parameters
     ----------
@@ -42,17 +44,69 @@ def to_device(content: Content, offset: int, size: int, backend: Backend) -> Arr
     backend : Backend
         A device.
 
+    Attributes
+    ----------
+    array : uint8 (n,), C-contiguous
+        As many as asked for, fewer only at the end of the file; there after `wait`, for what is launched next on the
+        current stream. It may begin in the middle of a larger array, at a multiple of 64 bytes for the data of an HDU.
+    """
+
+    def __init__(self, content: Content, offset: int, size: int, backend: Backend) -> None:
+        self._content, self._offset, self._backend = content, offset, backend
+        self._reading = content.start(offset, size, backend) if isinstance(content, Counted) else None
+        self._got: int | None = None
+        if self._reading is not None:
+            self.array = self._reading.array
+        else:
+            with active(backend):
+                self.array = cupy().empty(size, np.uint8)
+
+    def wait(self) -> int:
+        """How many bytes of the array are there.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read.
+        """
+        if self._got is None:
+            self._got = self._finish()
+            if self._got is None:
+                self._got = _staged(self._content, self._offset, self.array, self._backend)
+        return self._got
+
+    def _finish(self) -> int | None:
+        """What KvikIO has brought, if it was asked."""
+        reading, self._reading = self._reading, None
+        got = None if reading is None else reading.finish()
+        if got is not None and isinstance(self._content, Counted):
+            self._content.arrived(got)
+        return got
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+
+
+def to_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
+    """Bytes of a file on a device: a `Transfer` that has ended.
+
     Returns
     -------
     uint8 (size,), C-contiguous
-        Fewer only at the end of the file. It may begin in the middle of a larger array, at a multiple of 64 bytes for
-        the data of an HDU.
+        Fewer only at the end of the file.
     """
-    if isinstance(content, Counted) and (found := content.to_device(offset, size, backend)) is not None:
-        return found
+    transfer = Transfer(content, offset, size, backend)
+    return transfer.array[: transfer.wait()]
+
+
+def _staged(content: Content, offset: int, out: Array, backend: Backend) -> int:
+    """Fill an array through page-locked memory; how much of it is filled."""
+    size = len(out)
     with active(backend):
         stream = cupy().cuda.get_current_stream()
-        out = cupy().empty(size, np.uint8)
     step = max(PIECE, content.span)
     starts = range(0, size, step)
     got = np.zeros(len(starts), np.int64)
@@ -80,7 +134,7 @@ def to_device(content: Content, offset: int, size: int, backend: Backend) -> Arr
             _together(work, min(threads, len(starts)))
         finally:
             stream.synchronize()
-    return out[: _contiguous(got, step, size)]
+    return _contiguous(got, step, size)
 
 
 @contextlib.contextmanager

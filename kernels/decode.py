@@ -30,6 +30,7 @@ Sources: FITS 4.0 sections 4.4.2, 5.2, 10.1 to 10.4 and appendix I (quantisation
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -228,6 +229,7 @@ def decode(
     mask: Array | None = None,
     mask_bit: int = 0,
     threads: int | None = None,
+    ready: Callable[[], None] | None = None,
 ) -> Decoded:
     """Decode tiles into an image or a window of it.
 
@@ -250,6 +252,9 @@ def decode(
     mask_bit : int
     threads : int, optional
         Host threads; Numba's number when left out. The result does not depend on it.
+    ready : callable, optional
+        Called, perhaps more than once, before a byte of the heap is looked at and after what does not need any: a heap
+        may still be on its way. What it raises comes through.
 
     Returns
     -------
@@ -262,7 +267,9 @@ def decode(
     """
     corner = (0,) * out.ndim if corner is None else tuple(int(c) for c in corner)
     _check(out, heap, tiles, form, corner, mask)
-    return implementation(SPEC, backend_of(out))(out, heap, tiles, form, corner, mask, mask_bit, threads)
+    return implementation(SPEC, backend_of(out))(
+        out, heap, tiles, form, corner, mask, mask_bit, threads, ready
+    )  # fmt: skip
 
 
 def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int, ...], mask: Array | None) -> None:

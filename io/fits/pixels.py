@@ -19,7 +19,7 @@ from skydelta.io.fits import tiled
 from skydelta.io.fits.cards import last, number, text
 from skydelta.io.fits.layout import STORED, UNSIGNED, Hdu
 from skydelta.io.storage import SPAN, Content
-from skydelta.kernels.backend import CPU, Array, Backend, backend_of
+from skydelta.kernels.backend import CPU, Array, Backend
 from skydelta.kernels.core.devices import active
 from skydelta.kernels.decode import RAW, Decoded, Form, decode, flag_missing, lossless_tiles, swap_in_place
 
@@ -119,20 +119,25 @@ def read(
 
         def fill(out: Array, as_form: Form) -> Decoded:
             done = decode(
-                out, plan.heap, plan.tiles, as_form, corner=corner, threads=threads,
+                out, plan.heap.bytes, plan.tiles, as_form, corner=corner, threads=threads,
                 mask=None if flags is None else flags.mask, mask_bit=0 if flags is None else flags.bit,
+                ready=plan.heap.wait,
             )  # fmt: skip
             if done.status.any():
                 raise tiled.fault(plan, done.status)
             return done
 
-        pixels = _typed(box, coded, nullable, dtype, fill, flags, backend)
+        with plan.heap:
+            pixels = _typed(box, coded, nullable, dtype, fill, flags, backend)
         return pixels, [*oddities, *plan.oddities]
-    raw = _raw_on_device if backend.is_gpu else _raw
-    pixels = _typed(
-        box, form, form.blank is not None, dtype,
-        lambda out, as_form: raw(hdu, content, box, out, as_form, threads, flags), flags, backend,
-    )  # fmt: skip
+    nullable = form.blank is not None
+    if backend.is_gpu:
+        pixels = _raw_on_device(hdu, content, box, form, nullable, dtype, threads, flags, backend)
+    else:
+        pixels = _typed(
+            box, form, nullable, dtype, lambda out, as_form: _raw(hdu, content, box, out, as_form, threads, flags),
+            flags, backend,
+        )  # fmt: skip
     return pixels, oddities
 
 
@@ -281,9 +286,20 @@ def _raw(
 
 
 def _raw_on_device(
-    hdu: Hdu, content: Content, box: Section, out: Array, form: Form, threads: int | None, flags: Flags | None
-) -> Decoded:
-    """Uncompressed pixels: what a section touches is sent as it is, and decoded in one launch."""
+    hdu: Hdu,
+    content: Content,
+    box: Section,
+    form: Form,
+    nullable: bool,
+    dtype: str,
+    threads: int | None,
+    flags: Flags | None,
+    backend: Backend,
+) -> Array:
+    """Uncompressed pixels: what a section touches is sent as it is, and decoded in one launch.
+
+    Everything that can be done before the bytes are there is done while they are on their way.
+    """
     itemsize = np.dtype(form.stored).itemsize
     bands = list(_bands(hdu.shape, box, itemsize, SENT))
     width = box[-1].stop - box[-1].start
@@ -293,11 +309,16 @@ def _raw_on_device(
     origin, extent = (np.array(part, np.int64) for part in zip(*bands, strict=True))
     start = np.ravel_multi_index(tuple(origin.T), hdu.shape).astype(np.int64) * itemsize
     size = np.prod(extent, axis=1, dtype=np.int64) * itemsize
-    heap, offset = tiled.gather(content, hdu.data, start, size, backend_of(out))
-    return decode(
-        out, heap, lossless_tiles(offset, size, RAW, origin, extent), form, corner=tuple(s.start for s in box),
-        mask=None if flags is None else flags.mask, mask_bit=0 if flags is None else flags.bit, threads=threads,
-    )  # fmt: skip
+    with tiled.gather(content, hdu.data, start, size, backend) as heap:
+
+        def fill(out: Array, as_form: Form) -> Decoded:
+            return decode(
+                out, heap.bytes, lossless_tiles(heap.offset, size, RAW, origin, extent), as_form,
+                corner=tuple(s.start for s in box), mask=None if flags is None else flags.mask,
+                mask_bit=0 if flags is None else flags.bit, threads=threads, ready=heap.wait,
+            )  # fmt: skip
+
+        return _typed(box, form, nullable, dtype, fill, flags, backend)
 
 
 def _counted(found: list[np.ndarray]) -> Decoded:

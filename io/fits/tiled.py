@@ -17,7 +17,7 @@ from astropy.io import fits
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, integer, last, number, readable, text
 from skydelta.io.fits.layout import Hdu
-from skydelta.io.staging import to_device
+from skydelta.io.staging import Transfer, to_device
 from skydelta.io.storage import Content
 from skydelta.kernels import decode as kernel
 from skydelta.kernels.backend import CPU, Array, Backend, to_host
@@ -104,7 +104,7 @@ class Plan:
         Tiles of the whole image.
     form : Form
         Scaling left out.
-    heap : uint8 (m,)
+    heap : Heap
         On the host, or where it is decoded.
     method : str
     oddities : list of str
@@ -114,7 +114,7 @@ class Plan:
     rows: np.ndarray
     total: int
     form: Form
-    heap: Array
+    heap: Heap
     method: str
     oddities: list[str]
 
@@ -174,12 +174,12 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], ba
     origin, extent = grid.boxes(rows)
     dither, scale, zero, exact_zero = _quantization(hdu.cards, table, rows, stored, codec, oddities)
     blank, has_blank = _blanks(hdu.cards, table, rows, dither)
-    # what the host has to unpack is not sent before
-    place = backend if METHODS[method] in (kernel.RICE, kernel.RAW) else CPU
-    heap, offset = gather(content, hdu.data + table.heap, offset, length, place)
-    tiles = Tiles(offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
     block, nbytes, smooth = _parameters(hdu.cards, METHODS[method])
     form = Form(stored, exact_zero=exact_zero, rice_block=block, rice_bytes=nbytes, smooth=smooth)
+    # what the host has to unpack is not sent before
+    place = backend if METHODS[method] in (kernel.RICE, kernel.RAW) else CPU
+    heap = gather(content, hdu.data + table.heap, offset, length, place)
+    tiles = Tiles(heap.offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
     return Plan(tiles, rows, len(grid), form, heap, method, oddities)
 
 
@@ -367,33 +367,71 @@ def _parameters(cards: Cards, codec: int) -> tuple[int, int, bool]:
     return out[0], out[1], False
 
 
-def read_array(content: Content, offset: int, size: int, backend: Backend = CPU) -> Array:
-    """uint8 (size,) from a file, on a backend.
+def read_array(content: Content, offset: int, size: int) -> np.ndarray:
+    """uint8 (size,) from a file.
 
     Raises
     ------
     InputError
         The file ends before.
     """
-    if backend.is_gpu:
-        out = to_device(content, offset, size, backend)
-        got = len(out)
-    else:
-        out = np.empty(size, np.uint8)
-        got = content.read_into(offset, out)
+    out = np.empty(size, np.uint8)
+    _complete(content.read_into(offset, out), offset, size)
+    return out
+
+
+def _complete(got: int, offset: int, size: int) -> None:
     if got != size:
         raise InputError(f"data are truncated: {size} bytes expected from byte {offset}, {got} present")
-    return out
+
+
+@dataclass(frozen=True)
+class Heap:
+    """The bytes of tiles; used as a context, which ends when nothing is written into them any more.
+
+    Attributes
+    ----------
+    bytes : uint8 (m,)
+        On the host or on a device; there after `wait`.
+    offset : int64 (n,)
+        Of each tile.
+    transfer : Transfer, optional
+        That brings them.
+    begin, size : int
+        Where they are in the file, and how many it must give.
+    """
+
+    bytes: Array
+    offset: np.ndarray
+    transfer: Transfer | None = None
+    begin: int = 0
+    size: int = 0
+
+    def wait(self) -> None:
+        """Until they are there.
+
+        Raises
+        ------
+        InputError
+            The file ends before.
+        """
+        if self.transfer is not None:
+            _complete(self.transfer.wait(), self.begin, self.size)
+
+    def __enter__(self) -> Heap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.transfer is not None:
+            self.transfer.__exit__()
 
 
 GAP = 1 << 16
 """Bytes between tiles that are read rather than skipped."""
 
 
-def gather(
-    content: Content, base: int, offset: np.ndarray, length: np.ndarray, backend: Backend = CPU
-) -> tuple[Array, np.ndarray]:
-    """The bytes of tiles and their offsets in them; near tiles are read together, shared ones once.
+def gather(content: Content, base: int, offset: np.ndarray, length: np.ndarray, backend: Backend = CPU) -> Heap:
+    """The bytes of tiles; near tiles are read together, shared ones once. On a device they may still be on their way.
 
     Parameters
     ----------
@@ -417,17 +455,23 @@ def gather(
     begin, end = start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
     places = np.cumsum(end - begin) - (end - begin)
     if len(first) == 1:
-        return read_array(content, base + int(begin[0]), int(end[0] - begin[0]), backend), offset - begin[0]
+        at, size = base + int(begin[0]), int(end[0] - begin[0])
+        if not backend.is_gpu:
+            return Heap(read_array(content, at, size), offset - begin[0])
+        transfer = Transfer(content, at, size, backend)
+        return Heap(transfer.array, offset - begin[0], transfer, at, size)
     with active(backend):
         heap = backend.xp.empty(int((end - begin).sum()), np.uint8)
         for a, b, place in zip(begin.tolist(), end.tolist(), places.tolist(), strict=True):
             if backend.is_gpu:
-                heap[place : place + b - a] = read_array(content, base + a, b - a, backend)
-            elif (got := content.read_into(base + a, heap[place : place + b - a])) != b - a:
-                raise InputError(f"data are truncated: {b - a} bytes expected from byte {base + a}, {got} present")
+                part = to_device(content, base + a, b - a, backend)
+                _complete(len(part), base + a, b - a)
+                heap[place : place + b - a] = part
+            else:
+                _complete(content.read_into(base + a, heap[place : place + b - a]), base + a, b - a)
     moved = np.empty_like(offset)
     moved[order] = start - (begin - places)[np.cumsum(new) - 1]
-    return heap, moved
+    return Heap(heap, moved)
 
 
 def names(rows: np.ndarray) -> str:
@@ -445,7 +489,7 @@ def fault(plan: Plan, status: np.ndarray) -> InputError:
     bad = np.flatnonzero(status)
     i = int(bad[0])
     tiles = plan.tiles
-    stream = to_host(plan.heap[tiles.offset[i] : tiles.offset[i] + tiles.length[i]]).tobytes()
+    stream = to_host(plan.heap.bytes[tiles.offset[i] : tiles.offset[i] + tiles.length[i]]).tobytes()
     pixels = int(np.prod(tiles.extent[i]))
     said = kernel.FAULTS[int(status[i])] + f" ({len(stream)} bytes, {pixels} pixels)"
     codec = int(tiles.codec[i])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -78,8 +79,11 @@ def decode(
     mask: np.ndarray | None,
     mask_bit: int,
     threads: int | None,
+    ready: Callable[[], None] | None = None,
 ) -> Decoded:
     """The same arguments as the front, in order."""
+    if ready is not None:
+        ready()
     n = len(tiles)
     status = np.zeros(n, np.int32)
     nulls, missing, infinite = (np.zeros(n, np.int64) for _ in range(3))

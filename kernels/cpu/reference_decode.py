@@ -7,6 +7,7 @@ Faults raise ValueError: what is compared with it are sound streams.
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 
 import numpy as np
 
@@ -110,8 +111,11 @@ def decode(
     mask: np.ndarray | None,
     mask_bit: int,
     threads: int | None,
+    ready: Callable[[], None] | None = None,
 ) -> Decoded:
     """The same arguments as the front, in order; ``threads`` is not used."""
+    if ready is not None:
+        ready()
     nulls, missing, infinite = (np.zeros(len(tiles), np.int64) for _ in range(3))
     real = np.dtype(form.arithmetic).type
     for t in range(len(tiles)):

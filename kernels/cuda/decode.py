@@ -8,6 +8,9 @@ done on the device with the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
@@ -62,18 +65,24 @@ def decode(
     mask: Array | None,
     mask_bit: int,
     threads: int | None,
+    ready: Callable[[], None] | None = None,
 ) -> Decoded:
     backend, n = backend_of(out), len(tiles)
+    wait = ready or _nothing
     if n == 0 or out.size == 0:
+        wait()
         return Decoded(np.zeros(n, np.int32), *(np.zeros(n, np.int64) for _ in range(3)))
     pixels = tiles.pixels()
     rice = tiles.codec == RICE
     # a length that is damage leads out of the heap, which the kernel sees
     longest = tiles.length[rice & (tiles.length <= heap.size)].max(initial=0)
     if out.ndim > MAX_AXES or pixels.max() > MAX_PIXELS or longest > MAX_RICE_BYTES:
+        wait()
         return _on_host(out, heap, tiles, form, corner, mask, mask_bit, threads)
     packed = np.flatnonzero(~rice & (tiles.codec != RAW))
     tables, table, first = _tables(backend, out, tiles, form, corner, mask_bit)
+    if len(packed):
+        wait()
     data = _unpacked(table, packed, heap, tiles, form, threads)
     there = send(tables, backend)
     if len(packed) == n:
@@ -83,12 +92,13 @@ def decode(
     numbers = dither_table(backend)
     plane = np.uintp(0) if mask is None else mask
     size = np.int64(heap.size)
+    launches: list[tuple[Any, int, int, tuple[Any, ...]]] = []
     if count := int(rice.sum()):
         lanes = _lanes(count)
         groups = RICE_THREADS // lanes
         of_rice = (heap, size, there, np.int32(n), there[first:], np.int32(count), numbers, out, plane, found)
         function = kernel("decode.cu", "rice_tiles", (str(lanes),))
-        function((-(-count // groups),), (RICE_THREADS,), of_rice)
+        launches.append((function, -(-count // groups), RICE_THREADS, of_rice))
     first += 4 * count
     if count := n - count:
         share = -(-int(pixels[~rice].max()) // SPAN)
@@ -97,8 +107,15 @@ def decode(
             heap, size, unpacked, np.int64(data.size), there, np.int32(n), there[first:], np.int32(share), numbers,
             out, plane, found,
         )  # fmt: skip
-        kernel("decode.cu", "stored_tiles")((count * share,), (THREADS,), arguments)
+        launches.append((kernel("decode.cu", "stored_tiles"), count * share, THREADS, arguments))
+    wait()
+    for function, blocks, size_of_block, given in launches:
+        function((blocks,), (size_of_block,), given)
     return _told(to_host(found))
+
+
+def _nothing() -> None:
+    """Nothing is on its way."""
 
 
 def _told(found: np.ndarray) -> Decoded:

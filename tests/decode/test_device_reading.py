@@ -3,17 +3,20 @@
 
 import numpy as np
 import pytest
+import support_kvikio
 import support_standin
 from astropy.io import fits
 
 import skydelta
 from skydelta.errors import InputError
-from skydelta.io import many, staging
-from skydelta.io.fits import tiled
+from skydelta.io import direct, many, staging
+from skydelta.io.fits import pixels, tiled
 from skydelta.io.fits.reader import open_file
 from skydelta.io.storage import Memory
+from skydelta.kernels import decode
 from skydelta.kernels.backend import CPU, Backend
 from skydelta.kernels.core.devices import SHARE
+from skydelta.kernels.cuda import decode as launcher
 from skydelta.kernels.dither import dither_table
 
 SHAPE = (70, 90)
@@ -66,6 +69,53 @@ def test_pixels_and_sections(monkeypatch, path):
             assert isinstance(got, support_standin.OnDevice)
             assert got.dtype == pixels.dtype
             np.testing.assert_array_equal(got.get(), pixels, err_msg=h.name)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """A device and a KvikIO whose bytes come only when they are waited for."""
+    support_standin.install(monkeypatch)
+    support_kvikio.reset("late")
+    monkeypatch.setenv(direct.SWITCH, "on")
+    monkeypatch.setattr(direct, "_kvikio", lambda: support_kvikio)
+    monkeypatch.setattr(direct, "probe", lambda index: direct.Probe(True, "stand-in"))
+
+
+def test_bytes_that_come_late(path, late):
+    with open_file(path) as file:
+        for h in file.hdus[1:]:
+            for box in (None, (slice(10, 31), slice(5, 77))):
+                got = file.pixels(h.index, box, device="cuda")
+                np.testing.assert_array_equal(got.get(), file.pixels(h.index, box), err_msg=h.name)
+        assert file.counted.device_reads > 10
+
+
+@pytest.mark.parametrize("name", ["FLOAT", "RICE"])
+def test_memory_is_kept_until_nothing_is_written_into_it(monkeypatch, path, late, name):
+    def fail(*_):
+        assert not support_kvikio.READS
+        raise InputError("something else is wrong")
+
+    monkeypatch.setattr(pixels, "_typed", fail)
+    with open_file(path) as file:
+        with pytest.raises(InputError, match="something else is wrong"):
+            file.pixels(name, device="cuda")
+        assert len(support_kvikio.READS) == 1
+
+
+@pytest.mark.parametrize("codec", [decode.RAW, decode.RICE, decode.GZIP1])
+def test_a_launch_waits_for_bytes_and_nothing_else_does(monkeypatch, codec):
+    support_standin.install(monkeypatch)
+    done, device = [], Backend("cuda", 0, "cuda")
+    monkeypatch.setattr(launcher, "send", lambda tables, _: done.append("tables") or device.asarray(tables))
+    monkeypatch.setattr(launcher, "kernel", lambda *_: lambda *_: done.append("launch"))
+    monkeypatch.setattr(launcher, "_unpacked", lambda *_: done.append("unpacked") or np.zeros(1, np.uint8))
+    tiles = decode.lossless_tiles(np.zeros(1), np.full(1, 80), codec, np.zeros((1, 2)), np.array([[4, 5]]))
+    out, heap = device.xp.empty((4, 5), np.float32), device.xp.zeros(80, np.uint8)
+    decoded = launcher.decode(out, heap, tiles, decode.Form("float32"), (0, 0), None, 0, 1, lambda: done.append("wait"))
+    assert not decoded.status.any()
+    unpacking = ["wait", "unpacked"] if codec == decode.GZIP1 else ["unpacked"]
+    assert done == [*unpacking, "tables", "wait", "launch"]
 
 
 def test_narrow_sections_take_their_own_bytes(monkeypatch, tmp_path, rng):

@@ -70,7 +70,7 @@ def assert_ranges(found, data):
         assert np.array_equal(got, data[start : start + size])
 
 
-@pytest.mark.parametrize("faults", [(), ("short",), ("alignment",), ("short", "open"), ("open",), ("read",)])
+@pytest.mark.parametrize("faults", [(), ("late",), ("short",), ("alignment",), ("short", "open"), ("open",), ("read",)])
 def test_every_range_comes_back_whole(kvikio, device, file, faults):
     kvikio.reset(*faults)
     found, note = read(file[0], device)
@@ -155,7 +155,7 @@ def test_many_readers_start_one_probe(device, file, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(direct, "probe", functools.cache(direct.probe.__wrapped__))
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: direct.Direct(file[0], SIZE).read(0, 9, device), range(4)))
+        found = list(pool.map(lambda _: direct.Direct(file[0], SIZE).start(0, 9, device), range(4)))
     assert found == [None] * 4
     assert started == [1]
 

@@ -184,12 +184,12 @@ def tables(count, seed, progress=None):
     rng = np.random.default_rng((seed, 1 << 20))
     for i in range(count):
         shape, plan = sound[i % len(sound)]
-        tiles, size = plan.tiles, plan.heap.size
+        tiles, size = plan.tiles, plan.heap.bytes.size
         kind, cut = int(rng.integers(8)), size
         if kind == 0:
             cut = int(rng.integers(0, size))
         heap = _HEAP.array((cut,), np.uint8)
-        heap[:] = plan.heap[:cut]
+        heap[:] = plan.heap.bytes[:cut]
         if kind in (1, 2):
             tiles = tiles.take(np.arange(len(tiles)))
             where = int(rng.integers(len(tiles)))

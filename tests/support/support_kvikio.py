@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What stands for KvikIO in tests: the part of its interface that the package uses, and its ways to fail.
 
-``FAULTS`` says what goes wrong: "short" (a read gives part of what was asked for), "alignment" (reads that do not begin
-on a page into a buffer on a page, or do not end on one or at the end of the file, raise), "open" and "read" (raise, but
-in compatibility mode), "always" (raise), "hang" (a read never returns).
+``FAULTS`` says what goes wrong: "late" (bytes come when they are waited for), "short" (a read gives part of what was
+asked for), "alignment" (reads that do not begin on a page into a buffer on a page, or do not end on one or at the end
+of the file, raise), "open" and "read" (raise, but in compatibility mode), "always" (raise), "hang" (a read never
+returns).
 """
 
 import os
@@ -63,8 +64,15 @@ class CuFile:
             if not on_page:
                 raise RuntimeError(f"{size} bytes from {file_offset} are not whole pages")
         give = max(size // 3, 1) if "short" in FAULTS else size
-        got = os.preadv(self._fd, [plain.data[:give]], file_offset)
-        READS.append((file_offset, size, got))
+
+        def read():
+            READS.append((file_offset, size, os.preadv(self._fd, [plain.data[:give]], file_offset)))
+            return READS[-1][2]
+
+        if "late" in FAULTS:
+            plain[:size] = 0xA5
+            return SimpleNamespace(get=read)
+        got = read()
         return SimpleNamespace(get=lambda: got)
 
     def close(self):
