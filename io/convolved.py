@@ -16,7 +16,6 @@ from skydelta.kernels.backend import Array, Backend
 from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, correlated_square, fill_masked
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.kernels.masks import merge_masks
-from skydelta.kernels.polynomial import polynomial_plane
 from skydelta.kernels.subtract import DOUBT
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def convolve(kernel: MatchKernel, exposure: Exposure, good: Array, correlation: 
     filled, filled_variance = fill_masked(exposure.image, exposure.variance, good)
     u, v = kernel.domain.uv(np.arange(exposure.shape[1]), np.arange(exposure.shape[0]))
     image = convolve_field(filled, kernel.images, u, v, kernel.order)
-    image += polynomial_plane(backend, kernel.background, kernel.background_order, u, v)
+    image += kernel.domain.plane(backend, exposure.shape, kernel.background, kernel.background_order)
     local = tile_kernels(backend, kernel, exposure.shape)
     variance = convolve_tiles(filled_variance, correlated_square(local, correlation), VARIANCE_TILE)
     leak, lost = bad_reach(doubt(exposure, filled, good), good, local, VARIANCE_TILE)

@@ -4,10 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from skydelta.kernels.polynomial import count_terms, polynomial_exponents, polynomial_terms
+from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.polynomial import (
+    chebyshev,
+    count_terms,
+    degree_table,
+    polynomial_exponents,
+    polynomial_terms,
+)
 
 __all__ = ["Domain", "count_terms", "polynomial_exponents", "polynomial_terms"]
 
@@ -39,3 +47,19 @@ class Domain:
     def uv(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x, y = np.asarray(x, float) + self.origin[1], np.asarray(y, float) + self.origin[0]
         return (2 * x + 1) / self.shape[1] - 1, (2 * y + 1) / self.shape[0] - 1
+
+    def plane(self, backend: Backend, shape: tuple[int, int], coefficients: np.ndarray, order: int) -> Array:
+        """sum_p c_p T_i(u) T_j(v) at every pixel of an array of this shape: float32 (H, W) on the backend, summed in
+        float32. No term is made as a plane of its own."""
+        rows, columns = (_along(backend, *axis, order) for axis in zip(self.shape, self.origin, shape, strict=True))
+        table = backend.asarray(degree_table(coefficients, order))
+        return (rows.T @ table).astype(np.float32) @ columns.astype(np.float32)
+
+
+@lru_cache(16)
+def _along(backend: Backend, length: int, origin: float, count: int, order: int) -> Array:
+    """T_0 to T_order at the pixels of one axis, float64 (order + 1, count): it stays where it is for the next image."""
+    t = (2 * (np.arange(count) + origin) + 1) / length - 1
+    made = backend.asarray(np.stack(chebyshev(t, order)))
+    backend.synchronize()  # the next one to use it may do so on another stream
+    return made

@@ -61,30 +61,29 @@ class Backend:
         return _module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
     def cholesky(self, a: Array) -> Array:
-        """Lower factor of a symmetric, positive definite float64 matrix (n, n).
+        """Lower factor of a symmetric, positive definite float64 matrix (n, n); above its diagonal stands anything.
 
         Raises
         ------
         numpy.linalg.LinAlgError
-            Not positive definite; unasked, cupy would not look.
+            Not positive definite.
         """
-        if not self.is_gpu:
-            return _module("scipy.linalg").cholesky(a, lower=True, check_finite=False)
-        with _module("cupyx").errstate(linalg="raise"):
-            return cupy().linalg.cholesky(a)
+        if self.is_gpu:
+            return _module("skydelta.kernels.cuda.linalg").cholesky(a)
+        return _module("scipy.linalg").cholesky(a, lower=True, check_finite=False)
 
     def cholesky_solve(self, factor: Array, b: Array) -> Array:
         """x of L L^T x = b with a factor of `cholesky`: float64, of b's shape (n,) or (n, k)."""
-        if not self.is_gpu:
-            return _module("scipy.linalg").cho_solve((factor, True), b, check_finite=False)
-        triangular = _module("cupyx.scipy.linalg").solve_triangular
-        half = triangular(factor, b, lower=True, check_finite=False)
-        return triangular(factor, half, trans=1, lower=True, check_finite=False)
+        if self.is_gpu:
+            return _module("skydelta.kernels.cuda.linalg").cholesky_solve(factor, b)
+        return _module("scipy.linalg").cho_solve((factor, True), b, check_finite=False)
 
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""
         if not self.is_gpu:
             return np.ascontiguousarray(to_host(a), dtype=dtype)
+        if isinstance(a, cupy().ndarray) and (dtype is None or a.dtype == dtype) and a.flags.c_contiguous:
+            return a
         with cupy().cuda.Device(self.index):
             if _on_device(type(a)):
                 return cupy().ascontiguousarray(cupy().asarray(a, dtype=dtype))

@@ -34,6 +34,15 @@ BUDGET = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Bytes of weighted planes held at once, 56 of 31 x 31 px float64 for each stamp: what stays in the cache of a CPU, and
 what keeps a device busy. Twice as much goes to the unweighted ones."""
 
+SHARE = 16
+"""Bytes for each pixel of the image that a device may take instead: of a large image all stamps go at once."""
+
+
+def budget(kind: str, pixels: int) -> int:
+    """Bytes of weighted planes that `stamp_sums` holds at once on a ``kind`` of backend, for an image of ``pixels``."""
+    return BUDGET[kind] if kind == "cpu" else max(BUDGET[kind], SHARE * pixels)
+
+
 PIVOT = 1e-10
 """Smallest pivot of a matrix with unit diagonal that is taken to have full rank; rounding makes none above 1e-13 n."""
 
@@ -97,6 +106,7 @@ def stamp_sums(
     columns: np.ndarray,
     pairs: np.ndarray,
     transform: np.ndarray,
+    held: int | None = None,
 ) -> StampSums:
     """Sum every stamp into its block of the normal equations.
 
@@ -118,6 +128,8 @@ def stamp_sums(
         As in `stamp_basis`.
     transform : float64 (n_b, n_b)
         Basis b is sum_c transform[b, c] (separable product c).
+    held : int, optional
+        Bytes of weighted planes held at once; `BUDGET` if missing. The sums do not depend on it.
     """
     backend = backend_of(stamps)
     xp, stamps = backend.xp, backend.asarray(stamps)
@@ -128,7 +140,7 @@ def stamp_sums(
     root = xp.sqrt(w)[:, None]
     combine = backend.asarray(transform)
     sums = xp.empty((n, t + 1, t + 1))
-    batch = max(1, BUDGET[backend.kind] // (8 * (t + 1) * m * m))
+    batch = max(1, (held or BUDGET[backend.kind]) // (8 * (t + 1) * m * m))
     for s in range(0, n, batch):
         cut = slice(s, s + batch)
         planes = stamp_basis(stamps[cut], rows, columns, pairs).reshape(-1, n_b, m * m)

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from skydelta.kernels.backend import Array, Backend, backend_of
+from skydelta.kernels.cpu.jit import serial
 
 
 @functools.cache
@@ -16,17 +17,31 @@ def polynomial_exponents(order: int) -> tuple[tuple[int, int], ...]:
     return tuple((n - j, j) for n in range(order + 1) for j in range(n + 1))
 
 
-def polynomial_terms(u: Array, v: Array, order: int) -> Array:
-    """Chebyshev products T_i(u) T_j(v): float64 (n_p, ...) of the broadcast shape, order as `polynomial_exponents`."""
-    tu, tv = (chebyshev(a, order) for a in (u, v))
-    xp = backend_of(tu[0]).xp
-    out = xp.empty((count_terms(order), *np.broadcast_shapes(tu[0].shape, tv[0].shape)))
-    for k, (i, j) in enumerate(polynomial_exponents(order)):
-        # T_0 is 1
-        if i and j:
-            xp.multiply(tu[i], tv[j], out=out[k, ...])
-        else:
-            out[k] = tu[i] if i else tv[j]
+def polynomial_terms(u: np.ndarray, v: np.ndarray, order: int) -> np.ndarray:
+    """Chebyshev products T_i(u) T_j(v) on the host: float64 (n_p, ...) of the broadcast shape, order as
+    `polynomial_exponents`."""
+    if np.shape(u) != np.shape(v):
+        u, v = np.broadcast_arrays(u, v)
+    terms = _terms(np.ascontiguousarray(u, float).ravel(), np.ascontiguousarray(v, float).ravel(), order)
+    return terms.reshape(len(terms), *np.shape(u))
+
+
+@serial
+def _terms(u, v, order):
+    """`polynomial_terms` (n_p, n) of positions (n,)."""
+    n = len(u)
+    along = np.ones((2, order + 1, n))
+    for axis, t in enumerate((u, v)):
+        for k in range(1, order + 1):
+            for s in range(n):
+                along[axis, k, s] = t[s] if k == 1 else 2 * t[s] * along[axis, k - 1, s] - along[axis, k - 2, s]
+    out = np.empty(((order + 1) * (order + 2) // 2, n))
+    p = 0
+    for degree in range(order + 1):
+        for j in range(degree + 1):
+            for s in range(n):
+                out[p, s] = along[0, degree - j, s] * along[1, j, s]
+            p += 1
     return out
 
 
@@ -45,11 +60,16 @@ def polynomial_plane(backend: Backend, coefficients: np.ndarray, order: int, u: 
 
     No term is made as a plane of its own.
     """
+    rows = np.stack(chebyshev(v, order), axis=-1) @ degree_table(coefficients, order)
+    return product_plane(backend, rows, np.stack(chebyshev(u, order), axis=-2))
+
+
+def degree_table(coefficients: np.ndarray, order: int) -> np.ndarray:
+    """Coefficients by the degree in v, then in u: float64 (order + 1, order + 1)."""
     table = np.zeros((order + 1, order + 1))
     for (i, j), c in zip(polynomial_exponents(order), coefficients, strict=True):
         table[j, i] = c
-    rows = np.stack(chebyshev(v, order), axis=-1) @ table
-    return product_plane(backend, rows, np.stack(chebyshev(u, order), axis=-2))
+    return table
 
 
 def product_plane(backend: Backend, rows: np.ndarray, columns: np.ndarray) -> Array:

@@ -19,7 +19,7 @@ from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynom
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import BLOCK, LARGEST, blank_sky, block_scores, cell_statistics
 from skydelta.kernels.core.tiles import TileGrid
-from skydelta.kernels.polynomial import polynomial_plane, product_plane
+from skydelta.kernels.polynomial import product_plane
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.robust import levels, median
 
@@ -115,8 +115,7 @@ class Background(Stage[BackgroundConfig]):
         c = fit_cells(cells.median, cells.count, cells.sigma, _terms(cells.grid, cells.domain, order))
         level = float(_mean_terms(order) @ c)
         if self.config.model == "polynomial":
-            u, v = domain.uv(np.arange(domain.shape[1]), np.arange(domain.shape[0]))
-            return polynomial_plane(image.backend, c, order, u, v), level
+            return domain.plane(image.backend, image.shape, c, order), level
         return _mesh(image.backend, cells, c, order, domain), level
 
     def _report(

@@ -35,6 +35,7 @@ from skydelta.stages.lobes import (
     status_flags,
     undetermined,
 )
+from skydelta.stages.robust import levels
 
 BATCH = 2048
 """Stamps cut at a time: bounds the memory; no result depends on it."""
@@ -132,12 +133,11 @@ def flux_limit(image: Exposure, snr: float = 5.0, samples: float = 2e5) -> float
     """
     assert image.variance is not None and image.psf is not None
     every = max(1, int(np.sqrt(image.image.size / samples)))
-    variance = to_host(image.variance[::every, ::every])
-    variance = variance[np.isfinite(variance) & (variance > 0)]
+    xp, variance = image.backend.xp, image.variance[::every, ::every]
+    usable = xp.isfinite(variance) & (variance > 0)
+    middle = float(levels(xp.where(usable, variance, np.float32(np.nan)))[0])
     stamp = to_host(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2)).astype(float)
-    if not variance.size:
-        return float("nan")
-    return float(snr * np.sqrt(np.median(variance) / np.sum(stamp**2)))
+    return float(snr * np.sqrt(middle / np.sum(stamp**2)))
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,14 @@ def options(fused_multiply_add: bool = True) -> tuple[str, ...]:
     """Compiler options.
 
     ``SKYDELTA_FMAD=0`` in the environment forbids fused multiply-add everywhere, so that a kernel rounds as its CPU
-    twin does: a switch for validation.
+    twin does: a switch for validation, read once a process.
     """
-    contract = fused_multiply_add and os.environ.get("SKYDELTA_FMAD", "1") != "0"
-    return ("-std=c++17", *(() if contract else ("--fmad=false",)))
+    return ("-std=c++17",) if fused_multiply_add and _contracting() else ("-std=c++17", "--fmad=false")
+
+
+@functools.cache
+def _contracting() -> bool:
+    return os.environ.get("SKYDELTA_FMAD", "1") != "0"
 
 
 def expression(name: str, template_args: tuple[str, ...] = ()) -> str:

@@ -14,7 +14,6 @@ from skydelta.io.psf import GridPsf
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.convolve import fill_masked
 from skydelta.kernels.core.tiles import TileGrid
-from skydelta.kernels.polynomial import polynomial_plane
 from skydelta.kernels.significance import Planes
 from skydelta.kernels.zogy import TileValues, proper_image
 from skydelta.stages.difference.score import TILE, sky_levels
@@ -59,8 +58,7 @@ def proper_difference(
     backend, shape = science.backend, science.shape
     xp = backend.xp
     forward = kernel.direction == "reference"
-    u, v = kernel.domain.uv(np.arange(shape[1]), np.arange(shape[0]))
-    background = polynomial_plane(backend, kernel.background, kernel.background_order, u, v)
+    background = kernel.domain.plane(backend, shape, kernel.background, kernel.background_order)
     parts = []
     for exposure, offset in ((science, forward), (reference, not forward)):
         good = exposure.good()

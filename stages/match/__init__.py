@@ -17,7 +17,7 @@ from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.pairnoise import PairNoise
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.convolve import smeared
-from skydelta.kernels.normal_equations import BUDGET, System, stamp_sums
+from skydelta.kernels.normal_equations import System, budget, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import (
@@ -110,7 +110,7 @@ class Match(Stage[MatchConfig]):
         return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)
 
     def memory(self, shape: tuple[int, int]) -> int:
-        return shape[0] * shape[1] * 16 + 3 * max(BUDGET.values())
+        return shape[0] * shape[1] * 16 + 3 * budget("cuda", shape[0] * shape[1])
 
     def run(  # type: ignore[override]
         self,
@@ -267,6 +267,7 @@ class Match(Stage[MatchConfig]):
             basis.columns,
             basis.pairs,
             basis.transform,
+            budget(sharp.backend.kind, sharp.shape[0] * sharp.shape[1]),
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
 

@@ -100,7 +100,7 @@ class Recorder:
 def recorder(monkeypatch):
     fake = Recorder()
     monkeypatch.setattr(module, "cupy", lambda: fake)
-    caches = module._compiled, module._shared_memory
+    caches = module._compiled, module._shared_memory, module._contracting
     for cache in caches:
         cache.cache_clear()
     yield fake
@@ -110,6 +110,7 @@ def recorder(monkeypatch):
 
 def test_a_function_is_compiled_once_for_each_device(recorder, monkeypatch):
     monkeypatch.delenv("SKYDELTA_FMAD", raising=False)
+    module._contracting.cache_clear()
     for _ in range(2):
         assert module.kernel("tree.cu", "grow", ("3",)).name == "grow<3> on 0"
     recorder.device = 1
@@ -128,7 +129,9 @@ def test_a_function_may_use_all_shared_memory(recorder):
 @pytest.mark.parametrize(("value", "allowed", "expected"), [("1", True, True), ("0", True, False), ("1", False, False)])
 def test_contraction_is_a_switch(monkeypatch, value, allowed, expected):
     monkeypatch.setenv("SKYDELTA_FMAD", value)
+    module._contracting.cache_clear()
     assert ("--fmad=false" not in module.options(allowed)) == expected
+    module._contracting.cache_clear()
 
 
 def test_without_cupy_the_error_says_so(monkeypatch):

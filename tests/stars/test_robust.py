@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import median_abs_deviation
 
+from skydelta.io.field import Domain
 from skydelta.kernels.backend import CPU
 from skydelta.kernels.polynomial import polynomial_plane, polynomial_terms
 from skydelta.stages.robust import levels, median
@@ -41,3 +42,14 @@ def test_a_polynomial_plane_is_the_sum_of_its_terms(rng, order):
     made = polynomial_plane(CPU, coefficients, order, u, v)
     assert made.dtype == np.float32
     np.testing.assert_allclose(made, np.tensordot(coefficients, terms, axes=1), atol=2e-6)
+
+
+def test_a_plane_over_the_pixels_is_the_polynomial_at_them(rng):
+    """Of a part of an image too, against numpy's own Chebyshev series."""
+    domain, coefficients = Domain((40, 60), (5.0, 7.0)), rng.normal(size=6)
+    made = domain.plane(CPU, (31, 41), coefficients, 2)
+    u, v = (2 * (np.arange(41) + 7) + 1) / 60 - 1, (2 * (np.arange(31) + 5) + 1) / 40 - 1
+    table = np.zeros((3, 3))
+    table[[0, 1, 0, 2, 1, 0], [0, 0, 1, 0, 1, 2]] = coefficients
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, np.polynomial.chebyshev.chebgrid2d(u, v, table).T, atol=2e-6)

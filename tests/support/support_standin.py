@@ -17,6 +17,7 @@ from collections import Counter
 
 import numpy as np
 
+from skydelta.io import field
 from skydelta.kernels import backend as backends
 from skydelta.kernels.core import fused, spec
 
@@ -148,11 +149,6 @@ class Namespace:
         return lambda *inputs, **options: self.call(found, inputs, options)
 
 
-@contextlib.contextmanager
-def _nothing(*_, **__):
-    yield
-
-
 class Cupy(Namespace):
     """What of cupy the package touches beside the functions of NumPy."""
 
@@ -244,12 +240,24 @@ def install(monkeypatch):
     def on_device(self, arrays, scalars, out):
         self._on_cpu(strip(arrays), scalars, strip(out))
 
-    def library(name):
-        real = {"cupyx": types.SimpleNamespace(errstate=_nothing)}
-        return real.get(name) or Namespace(importlib.import_module(name.removeprefix("cupyx.")))
+    plain_module, host = backends._module, backends.CPU
 
-    plain_module = backends._module
-    monkeypatch.setattr(backends, "_module", lambda n: library(n) if n.startswith("cupyx") else plain_module(n))
+    def cholesky(a):
+        return wrap(host.cholesky(strip(a)))
+
+    def cholesky_solve(factor, b):
+        return wrap(host.cholesky_solve(strip(factor), strip(b)))
+
+    def library(name):
+        if name == "skydelta.kernels.cuda.linalg":
+            return types.SimpleNamespace(cholesky=cholesky, cholesky_solve=cholesky_solve)
+        if name.startswith("cupyx."):
+            return Namespace(importlib.import_module(name.removeprefix("cupyx.")))
+        return plain_module(name)
+
+    monkeypatch.setattr(backends, "_module", library)
+    # what it keeps for the next image would outlive the stand-in
+    monkeypatch.setattr(field, "_along", field._along.__wrapped__)
     monkeypatch.setattr(backends, "_kinds", {})
     monkeypatch.setattr(backends.Backend, "asarray", asarray)
     monkeypatch.setattr(spec, "resolve_target", resolve_target)

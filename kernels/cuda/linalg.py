@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Cholesky factors by cuSOLVER, without the copies and checks of a general front."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import numpy as np
+
+from skydelta.kernels.backend import Array, cupy
+
+
+@functools.cache
+def _library() -> tuple[ModuleType, int]:
+    """cuSOLVER's functions, and its name of the triangle that is the lower one of a C-contiguous matrix."""
+    from cupy_backends.cuda.libs import cublas, cusolver
+
+    return cusolver, cublas.CUBLAS_FILL_MODE_UPPER
+
+
+def cholesky(a: Array) -> Array:
+    """As `Backend.cholesky`; waits for the device, which alone knows whether there is a factor."""
+    xp, (library, triangle), n = cupy(), _library(), len(a)
+    handle = xp.cuda.device.get_cusolver_handle()
+    factor, failed = a.astype(np.float64, order="C", copy=True), xp.empty(1, np.int32)
+    size = library.dpotrf_bufferSize(handle, triangle, n, factor.data.ptr, n)
+    work = xp.empty(size)
+    library.dpotrf(handle, triangle, n, factor.data.ptr, n, work.data.ptr, size, failed.data.ptr)
+    if place := int(failed.get()[0]):
+        raise np.linalg.LinAlgError(f"the leading minor of order {place} is not positive definite")
+    return factor
+
+
+def cholesky_solve(factor: Array, b: Array) -> Array:
+    """As `Backend.cholesky_solve`."""
+    xp, (library, triangle), n = cupy(), _library(), len(factor)
+    # the library's matrices are column by column
+    x = xp.array(b.T, np.float64, order="C", copy=True)
+    failed = xp.empty(1, np.int32)
+    handle = xp.cuda.device.get_cusolver_handle()
+    right = x.size // n if n else 0
+    library.dpotrs(handle, triangle, n, right, factor.data.ptr, n, x.data.ptr, n, failed.data.ptr)
+    return x.T
