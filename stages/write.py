@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from astropy.io import fits
@@ -12,6 +12,7 @@ from pydantic import Field
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
+from skydelta.io.fits.compressed import Compression
 from skydelta.io.fits.writer import exposure_hdus, kernel_hdu, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.observation import observed
@@ -25,7 +26,19 @@ PREVIEW = 512
 """Longest side of the pictures in ``preview.fits``, px."""
 
 
-class WriteConfig(StageConfig):
+class Packing(StageConfig):
+    """How the images of a file are written."""
+
+    compress: Literal["RICE_1", "GZIP_2"] | None = Field(
+        None, description="Tile compression: RICE_1 quantises floats, GZIP_2 is lossless; none: plain images."
+    )
+
+    @property
+    def compression(self) -> Compression | None:
+        return None if self.compress is None else Compression(self.compress)
+
+
+class WriteConfig(Packing):
     """What is written."""
 
     stamp_half: int = Field(15, ge=3, le=100, description="Half-size of the candidates' stamps, px.")
@@ -36,9 +49,9 @@ class WriteConfig(StageConfig):
 class Write(Stage[WriteConfig]):
     """Difference, catalogue, candidate stamps and previews into the folder of the item.
 
-    ``difference.fits``: SCI, VAR, DQ, SNR, KERNEL, PSF. ``catalog.ecsv`` and ``catalog.parquet``. ``stamps.fits``:
-    cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the catalogue, and table STAMPS with their ids
-    and the WCS of each.
+    ``difference.fits``: SCI, VAR, DQ, SNR, which ``compress`` packs, KERNEL, PSF. ``catalog.ecsv`` and
+    ``catalog.parquet``. ``stamps.fits``: cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the
+    catalogue, and table STAMPS with their ids and the WCS of each.
     ``preview.fits``: block means for the report, and the stamps of the kernel fit. ``injections.ecsv``: fake sources
     and what became of them, where there were any; they are in no other file. Every file is whole or absent.
     """
@@ -88,7 +101,7 @@ class Write(Stage[WriteConfig]):
                 planes[0].header[card] = (value, words)
         before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
         planes.insert(before, kernel_hdu(kernel))
-        write_hdus(out / "difference.fits", planes)
+        write_hdus(out / "difference.fits", planes, self.config.compression)
         files = list(self.products())
         for name in files:
             if name.startswith("catalog."):
@@ -111,8 +124,8 @@ class Write(Stage[WriteConfig]):
         return {"files": [out / f for f in files]}
 
 
-class WriteImageConfig(StageConfig):
-    """Where it is written."""
+class WriteImageConfig(Packing):
+    """Where and how it is written."""
 
     file: str = Field(
         "image.fits", pattern=r"^[A-Za-z0-9][\w.+-]*\.fits$", description="Name of the file in the folder of the item."
@@ -134,7 +147,7 @@ class WriteImage(Stage[WriteImageConfig]):
         if ctx.out is None:
             raise ConfigError("write_image: no folder to write to; use it in a workflow, or `skydelta.write`")
         ctx.out.mkdir(parents=True, exist_ok=True)
-        write_hdus(ctx.out / self.config.file, exposure_hdus(image))
+        write_hdus(ctx.out / self.config.file, exposure_hdus(image), self.config.compression)
         return {"file": [ctx.out / self.config.file]}
 
 

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from astropy.io import fits
 from astropy.table import Table
-from pydantic import Field
 
 from skydelta.errors import ConfigError
 from skydelta.io.exposure import Exposure
-from skydelta.io.fits.compressed import Compression
 from skydelta.io.fits.writer import exposure_hdus, table_hdu, write_hdus
-from skydelta.stages.base import Context, Port, Stage, StageConfig
+from skydelta.stages.base import Context, Port, Stage
+from skydelta.stages.write import Packing
 
 FILE = "stack.fits"
 
@@ -25,13 +24,7 @@ def stack_hdus(stacked: Exposure, coverage: Exposure, weight: Exposure, table: T
     return [*exposure_hdus(stacked, further), table_hdu(table, "INPUTS")]
 
 
-class WriteStackConfig(StageConfig):
-    """How it is written."""
-
-    compress: Literal["RICE_1", "GZIP_2"] | None = Field(None, description="Tile compression; none: plain images.")
-
-
-class WriteStack(Stage[WriteStackConfig]):
+class WriteStack(Stage[Packing]):
     """``stack.fits`` with SCI, VAR, DQ, NEXP, SUMW and the table INPUTS."""
 
     name = "write_stack"
@@ -53,6 +46,5 @@ class WriteStack(Stage[WriteStackConfig]):
         if ctx.out is None:
             raise ConfigError("write_stack: no folder to write to; use it in a workflow")
         ctx.out.mkdir(parents=True, exist_ok=True)
-        compress = None if self.config.compress is None else Compression(self.config.compress)
-        write_hdus(ctx.out / FILE, stack_hdus(stacked, coverage, weight, table), compress)
+        write_hdus(ctx.out / FILE, stack_hdus(stacked, coverage, weight, table), self.config.compression)
         return {"files": [ctx.out / FILE]}

@@ -183,6 +183,8 @@ def test_a_stream_of_exposures(tmp_path):
             busy = busy * 1.0
         kept.append((exposure, busy))
     for (exposure, busy), expected in zip(kept, want * 2, strict=True):
-        for name in ("image", "variance", "mask"):
+        for name in ("image", "mask"):
             np.testing.assert_array_equal(to_host(getattr(exposure, name)), getattr(expected, name), err_msg=name)
+        # estimated from a sky that is summed in float32, by each in its own order
+        np.testing.assert_allclose(to_host(exposure.variance), expected.variance, rtol=3e-7)
         np.testing.assert_array_equal(to_host(busy), expected.image)

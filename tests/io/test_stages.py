@@ -21,7 +21,7 @@ from skydelta.io.read import read
 from skydelta.kernels.backend import CPU
 from skydelta.stages.base import Context
 from skydelta.stages.load import Load
-from skydelta.stages.write import Write
+from skydelta.stages.write import Write, WriteImage
 
 
 def test_load_finds_relative_paths_and_fills_the_receipt(rng, tmp_path):
@@ -106,6 +106,28 @@ def test_write(products, tmp_path, n):
             assert np.allclose(own.world_to_pixel(sky), (7.2, 1.9), atol=1e-3)
     with fits.open(tmp_path / "preview.fits") as h:
         assert [x.name for x in h[1:]] == ["SCIENCE", "MATCHED", "DIFFERENCE", "SCORE", "STAMPS"]
+
+
+@pytest.mark.parametrize("compress", ["RICE_1", "GZIP_2"])
+def test_write_packs_the_planes_of_the_difference(products, tmp_path, compress):
+    """As astropy reads them: masks and GZIP_2 to the bit, RICE_1 within half of a sixteenth of the noise."""
+    Write(compress=compress).execute(Context(CPU, out=tmp_path), {**products, "catalog": make_catalog(1)})
+    path, image = tmp_path / "difference.fits", products["difference"]
+    with fits.open(path, disable_image_compression=True, checksum=True) as h:
+        packed = {x.name: x.header["ZCMPTYPE"] for x in h if "ZCMPTYPE" in x.header}
+    assert packed == dict.fromkeys(("SCI", "VAR", "DQ", "SNR"), compress)
+    planes = {"SCI": image.image, "VAR": image.variance, "DQ": image.mask, "SNR": products["score"].image}
+    with fits.open(path) as h:
+        for name, plane in planes.items():
+            step = np.nanstd(plane) / 16 if compress == "RICE_1" and name != "DQ" else 0
+            np.testing.assert_allclose(h[name].data, plane, rtol=0, atol=step)
+        assert h["SNR"].header["CTYPE1"] == "RA---TAN"
+        assert MatchKernel.from_hdu(h["KERNEL"].data, h["KERNEL"].header).at(3, 4).shape == products["kernel"].shape
+    assert CCDData.read(path, hdu="SCI", hdu_mask="DQ", hdu_uncertainty="VAR").unit == u.adu
+    np.testing.assert_array_equal(read(path, device="cpu").mask, image.mask)
+    WriteImage(compress=compress).execute(Context(CPU, out=tmp_path), {"image": image})
+    with fits.open(tmp_path / "image.fits", disable_image_compression=True) as h:
+        assert h["SCI"].header["ZCMPTYPE"] == compress
 
 
 def test_write_twice_gives_the_same_bytes(products, tmp_path):
