@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.ndimage import binary_dilation, convolve
 
 from skydelta.errors import InputError
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.judge import median, stated_variance
 from skydelta.kernels.polynomial import product_plane
-from skydelta.kernels.sky import ENOUGH, block_sky
+from skydelta.kernels.sky import block_medians, block_sky, white_sky
 
 BLOCK = 64
 """Side of the blocks in which sky and noise are measured, px."""
@@ -38,9 +37,6 @@ deviations of that of neighbours."""
 
 SAMPLED = 200
 """Blocks that are enough for one number of the whole image."""
-
-LAPLACIAN = np.array([[0.25, -0.5, 0.25], [-0.5, 1.0, -0.5], [0.25, -0.5, 0.25]]) / 1.5
-"""Keeps white noise as it is and takes away everything smooth on three pixels (Immerkaer 1996)."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +113,10 @@ def white_noise(image: Array, good: Array) -> float:
 
     Crowded fields hardly raise it; resampling, which correlates neighbours, lowers it.
     """
-    found = []
     (image, good), boxes = _fetched(_boxes(image.shape, SAMPLED), image, good)
-    for y0, y1, x0, x1 in boxes:
-        box = np.s_[y0:y1, x0:x1]
-        part = convolve(np.where(good[box], image[box], 0).astype(float), LAPLACIAN)
-        inner = ~binary_dilation(~good[box], np.ones((3, 3), bool), border_value=1)
-        if inner.sum() >= ENOUGH:
-            found.append(1.4826 * np.median(np.abs(part[inner])))
-    return float(np.median(found)) if found else float("nan")
+    noise = white_sky(image, good, np.array(boxes))
+    noise = noise[np.isfinite(noise)]
+    return float(np.median(noise)) if noise.size else float("nan")
 
 
 def estimate(image: Array, good: Array, detector: Detector) -> Variance:
@@ -240,15 +231,12 @@ def _tents(n: int, k: int) -> np.ndarray:
 
 def sky_chi2(image: Array, variance: Array, good: Array) -> float | None:
     """Measured over stated variance of the sky; 1 when the plane means what its name says, None without enough sky."""
-    boxes = _boxes(image.shape, SAMPLED)
-    (image, variance, good), boxes = _fetched(boxes, image, variance, good)
-    _, noise = block_sky(image, good, np.array(boxes))
-    ratios = [
-        sigma**2 / np.median(variance[y0:y1, x0:x1][good[y0:y1, x0:x1]])
-        for sigma, (y0, y1, x0, x1) in zip(noise, boxes, strict=True)
-        if np.isfinite(sigma)
-    ]
-    return float(np.median(ratios)) if ratios else None
+    (image, variance, good), found = _fetched(_boxes(image.shape, SAMPLED), image, variance, good)
+    boxes = np.array(found)
+    _, noise = block_sky(image, good, boxes)
+    known = np.isfinite(noise)
+    ratios = noise[known] ** 2 / block_medians(variance, good, boxes[known])
+    return float(np.median(ratios)) if ratios.size else None
 
 
 _Box = tuple[int, int, int, int]

@@ -32,6 +32,9 @@ ENOUGH = 16
 SHARE = 0.1
 """And share of a block's pixels."""
 
+LAPLACIAN = np.array([[0.25, -0.5, 0.25], [-0.5, 1.0, -0.5], [0.25, -0.5, 0.25]]) / 1.5
+"""Keeps white noise as it is and takes away everything smooth on three pixels (Immerkaer 1996)."""
+
 TOGETHER = 1 << 22
 """Pixels of the blocks that a device works on at once."""
 
@@ -67,6 +70,40 @@ def block_sky(image: Array, good: Array, boxes: np.ndarray) -> tuple[np.ndarray,
         for some in np.array_split(alike, -(-alike.size * h * w // TOGETHER)):
             sky[some], noise[some] = _blocks(image, good, boxes[some, 0], boxes[some, 2], h, w, weights)
     return sky, noise
+
+
+def block_medians(plane: np.ndarray, good: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Median of the good pixels of blocks of a plane on the host: float64 (n,), NaN without any.
+
+    Parameters
+    ----------
+    plane : float32 (H, W)
+        Finite where good.
+    good : bool (H, W)
+    boxes : int (n, 4)
+        As of `block_sky`.
+    """
+    found = np.full(len(boxes), np.nan)
+    twins.block_medians(plane, good, boxes, found)
+    return found
+
+
+def white_sky(image: np.ndarray, good: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Noise that is independent from pixel to pixel, as a robust sigma of blocks, from what `LAPLACIAN` leaves.
+
+    Parameters
+    ----------
+    image, good, boxes
+        As of `block_sky`, on the host.
+
+    Returns
+    -------
+    float64 (n,)
+        NaN where fewer than `ENOUGH` pixels have eight good neighbours in their block.
+    """
+    noise = np.full(len(boxes), np.nan)
+    twins.white_sky(image, good, boxes, LAPLACIAN, ENOUGH, noise)
+    return noise
 
 
 def _blocks(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from skydelta.kernels.cpu.jit import inline, parallel, prange
+from skydelta.kernels.cpu.medians import middle
 
 
 @inline
@@ -24,11 +25,14 @@ def _smoothed(part, weights):
     out = np.zeros_like(part)
     for y in range(h):
         for k in range(-reach, reach + 1):
-            for x in range(w):
+            weight, first, stop = weights[k + reach], min(max(-k, 0), w), max(w - max(k, 0), 0)
+            for x in range(first, stop):
+                out[y, x] += weight * along[y, x + k]
+            for x in range(w) if first >= stop else range(first) if k < 0 else range(stop, w):
                 xx = x + k
                 while xx < 0 or xx >= w:
                     xx = -1 - xx if xx < 0 else 2 * w - 1 - xx
-                out[y, x] += weights[k + reach] * along[y, xx]
+                out[y, x] += weight * along[y, xx]
     return out
 
 
@@ -63,7 +67,7 @@ def block_sky(image, good, boxes, weights, settings, sky, noise):
         y0, y1, x0, x1 = boxes[b]
         lag = max(min(far, (x1 - x0) // 4), 1)
         ok = good[y0:y1, x0:x1]
-        values = np.empty((y1 - y0) * (x1 - x0), np.float64)
+        values, room = np.empty((2, (y1 - y0) * (x1 - x0)), np.float64)
         n = 0
         for y in range(y0, y1):
             for x in range(x0, x1):
@@ -72,7 +76,7 @@ def block_sky(image, good, boxes, weights, settings, sky, noise):
                     n += 1
         if n < max(share * values.size, enough):
             continue
-        level = np.median(values[:n])
+        level = middle(values[:n], room)
         sky[b] = level
         part = np.zeros(ok.shape, np.float64)
         for y in range(y1 - y0):
@@ -86,10 +90,45 @@ def block_sky(image, good, boxes, weights, settings, sky, noise):
                 if ok[y, x]:
                     values[n] = abs(smooth[y, x])
                     n += 1
-        objects = _objects(smooth, stands_out * 1.4826 * np.median(values[:n]), near)
+        objects = _objects(smooth, stands_out * 1.4826 * middle(values[:n], room), near)
         n = _pairs(part, ok & ~objects, lag, values)
         if n < enough:
             n = _pairs(part, ok, lag, values)
         if n >= enough:
             d = values[:n]
-            noise[b] = 1.4826 * np.median(np.abs(d - np.median(d))) / np.sqrt(2.0)
+            noise[b] = 1.4826 * middle(np.abs(d - middle(d, room)), room) / np.sqrt(2.0)
+
+
+@parallel
+def block_medians(plane, good, boxes, found):
+    for b in prange(len(boxes)):
+        y0, y1, x0, x1 = boxes[b]
+        values, room = np.empty((2, (y1 - y0) * (x1 - x0)), plane.dtype)
+        n = 0
+        for y in range(y0, y1):
+            for x in range(x0, x1):
+                if good[y, x]:
+                    values[n] = plane[y, x]
+                    n += 1
+        if n:
+            found[b] = middle(values[:n], room)
+
+
+@parallel
+def white_sky(image, good, boxes, weights, enough, noise):
+    for b in prange(len(boxes)):
+        y0, y1, x0, x1 = boxes[b]
+        values, room = np.empty((2, (y1 - y0) * (x1 - x0)), np.float64)
+        n = 0
+        for y in range(y0 + 1, y1 - 1):
+            for x in range(x0 + 1, x1 - 1):
+                total, whole = 0.0, True
+                for j in range(3):
+                    for i in range(3):
+                        whole &= good[y + j - 1, x + i - 1]
+                        total += weights[j, i] * image[y + j - 1, x + i - 1]
+                if whole:
+                    values[n] = abs(total)
+                    n += 1
+        if n >= enough:
+            noise[b] = 1.4826 * middle(values[:n], room)

@@ -4,14 +4,15 @@
 import numpy as np
 import pytest
 import support_standin
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import binary_erosion, convolve, gaussian_filter
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.read import read
 from skydelta.io.variance import Detector, estimate, from_plane, sky_chi2, white_noise
 from skydelta.kernels.backend import resolve
 from skydelta.kernels.cpu import reference_sky
-from skydelta.kernels.sky import block_sky
+from skydelta.kernels.cpu.medians import middle
+from skydelta.kernels.sky import ENOUGH, LAPLACIAN, block_medians, block_sky, white_sky
 
 BAD = [np.nan, np.inf, -np.inf, 0.0, -2.0]
 
@@ -139,6 +140,33 @@ def test_sky_of_blocks_is_that_of_scipy(monkeypatch, rng, shape):
             device = resolve("cuda")
             there = block_sky(device.asarray(image), device.asarray(use), boxes)
         np.testing.assert_array_equal(there, made)
+
+
+def test_white_noise_and_medians_of_blocks_are_those_of_scipy(rng):
+    image = rng.normal(100, 3, (150, 97)).astype(np.float32)
+    good = rng.random(image.shape) > 0.02
+    image[~good] = np.nan
+    boxes = np.array([(0, 64, 0, 97), (64, 150, 3, 70), (0, 2, 0, 97), (10, 13, 10, 30)])
+    white, levels = white_sky(image, good, boxes), block_medians(image, good, boxes)
+    for (a, b, c, d), noise, level in zip(boxes, white, levels, strict=True):
+        ok = good[a:b, c:d]
+        assert level == np.median(image[a:b, c:d][ok])
+        left = convolve(np.where(ok, image[a:b, c:d], 0).astype(float), LAPLACIAN)
+        inner = binary_erosion(ok, np.ones((3, 3)))
+        assert noise == 1.4826 * np.median(np.abs(left[inner])) if inner.sum() >= ENOUGH else np.isnan(noise)
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 100, 4095, 4096])
+def test_medians_of_thousands(rng, n):
+    for values in (
+        rng.normal(0, 1, n), rng.integers(0, 3, n), np.arange(n), -np.arange(n) ** 2, np.full(n, 7),
+        rng.standard_cauchy(n), np.where(np.arange(n) % max(n // 64, 1) == 0, 1e6 + np.arange(n), rng.normal(0, 1, n)),
+    ):  # fmt: skip
+        for dtype in (np.float32, np.float64):
+            given = values.astype(dtype)
+            kept = given.copy()
+            assert middle(given, np.empty_like(given)) == np.median(kept)
+            np.testing.assert_array_equal(given, kept)
 
 
 def test_white_noise(rng, figure):
