@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,15 +172,19 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], ba
     table = _Table(hdu, content, rows)
     offset, length, codec = _places(table, METHODS[method], rows, len(grid))
     oddities: list[str] = []
-    origin, extent = grid.boxes(rows)
-    dither, scale, zero, exact_zero = _quantization(hdu.cards, table, rows, stored, codec, oddities)
-    blank, has_blank = _blanks(hdu.cards, table, rows, dither)
-    block, nbytes, smooth = _parameters(hdu.cards, METHODS[method])
-    form = Form(stored, exact_zero=exact_zero, rice_block=block, rice_bytes=nbytes, smooth=smooth)
-    # what the host has to unpack is not sent before
-    place = backend if METHODS[method] in (kernel.RICE, kernel.RAW) else CPU
-    heap = gather(content, hdu.data + table.heap, offset, length, place)
-    tiles = Tiles(heap.offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
+    with ExitStack() as guard:
+        heap = None
+        if backend.is_gpu and METHODS[method] in (kernel.RICE, kernel.RAW):
+            # on its way while the rest is found out; what the host has to unpack is not sent before
+            heap = guard.enter_context(gather(content, hdu.data + table.heap, offset, length, backend))
+        origin, extent = grid.boxes(rows)
+        dither, scale, zero, exact_zero = _quantization(hdu.cards, table, rows, stored, codec, oddities)
+        blank, has_blank = _blanks(hdu.cards, table, rows, dither)
+        block, nbytes, smooth = _parameters(hdu.cards, METHODS[method])
+        form = Form(stored, exact_zero=exact_zero, rice_block=block, rice_bytes=nbytes, smooth=smooth)
+        heap = heap or gather(content, hdu.data + table.heap, offset, length)
+        tiles = Tiles(heap.offset, length, codec, origin, extent, dither, scale, zero, blank, has_blank)
+        guard.pop_all()
     return Plan(tiles, rows, len(grid), form, heap, method, oddities)
 
 

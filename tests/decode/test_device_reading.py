@@ -103,6 +103,15 @@ def test_memory_is_kept_until_nothing_is_written_into_it(monkeypatch, path, late
         assert len(support_kvikio.READS) == 1
 
 
+def test_tiles_are_on_their_way_while_cards_are_read(path, late):
+    raw = path.read_bytes().replace(b"ZQUANTIZ= 'SUBTRACTIVE_DITHER_2'", b"ZQUANTIZ= 'SUBTRACTIVE_DITHER_9'")
+    path.write_bytes(raw)
+    with open_file(path) as file:
+        with pytest.raises(InputError, match="ZQUANTIZ = 'SUBTRACTIVE_DITHER_9'; allowed"):
+            file.pixels("QUANTISED", device="cuda")
+        assert len(support_kvikio.READS) == 1, "what had begun was waited for"
+
+
 @pytest.mark.parametrize("codec", [decode.RAW, decode.RICE, decode.GZIP1])
 def test_a_launch_waits_for_bytes_and_nothing_else_does(monkeypatch, codec):
     support_standin.install(monkeypatch)
