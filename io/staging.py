@@ -8,8 +8,8 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -54,12 +54,14 @@ class Transfer:
     def __init__(self, content: Content, offset: int, size: int, backend: Backend) -> None:
         self._content, self._offset, self._backend = content, offset, backend
         self._reading = content.start(offset, size, backend) if isinstance(content, Counted) else None
+        self._staging: _Staging | None = None
         self._got: int | None = None
         if self._reading is not None:
             self.array = self._reading.array
         else:
             with active(backend):
                 self.array = cupy().empty(size, np.uint8)
+            self._staging = _Staging(content, offset, self.array, backend)
 
     def wait(self) -> int:
         """How many bytes of the array are there.
@@ -70,12 +72,14 @@ class Transfer:
             The file cannot be read.
         """
         if self._got is None:
-            self._got = self._finish()
-            if self._got is None:
-                self._got = _staged(self._content, self._offset, self.array, self._backend)
+            self._got = self._direct()
+        if self._got is None:
+            staging, self._staging = self._staging, None
+            staging = staging or _Staging(self._content, self._offset, self.array, self._backend)
+            self._got = staging.finish()
         return self._got
 
-    def _finish(self) -> int | None:
+    def _direct(self) -> int | None:
         """What KvikIO has brought, if it was asked."""
         reading, self._reading = self._reading, None
         got = None if reading is None else reading.finish()
@@ -87,7 +91,10 @@ class Transfer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._finish()
+        self._direct()
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.stop()
 
 
 def to_device(content: Content, offset: int, size: int, backend: Backend) -> Array:
@@ -102,39 +109,70 @@ def to_device(content: Content, offset: int, size: int, backend: Backend) -> Arr
     return transfer.array[: transfer.wait()]
 
 
-def _staged(content: Content, offset: int, out: Array, backend: Backend) -> int:
-    """Fill an array through page-locked memory; how much of it is filled."""
-    size = len(out)
-    with active(backend):
-        stream = cupy().cuda.get_current_stream()
-    step = max(PIECE, content.span)
-    starts = range(0, size, step)
-    got = np.zeros(len(starts), np.int64)
-    turn = itertools.count()
-    kept: list[list[np.ndarray]] = []
+class _Staging:
+    """Pieces of a file through page-locked memory into an array: helpers begin at once, the caller joins them.
 
-    def work() -> None:
+    Parameters
+    ----------
+    content : Content
+    offset : int
+    out : uint8 (n,)
+        On a device.
+    backend : Backend
+    """
+
+    def __init__(self, content: Content, offset: int, out: Array, backend: Backend) -> None:
+        self._content, self._offset, self._out, self._backend = content, offset, out, backend
+        with active(backend):
+            self._stream = cupy().cuda.get_current_stream()
+        self._step = max(PIECE, content.span)
+        self._starts = range(0, len(out), self._step)
+        self._got = np.zeros(len(self._starts), np.int64)
+        self._turn = itertools.count()
+        self._kept: list[list[np.ndarray]] = []
+        self._open = contextlib.ExitStack()
+        threads = self._open.enter_context(_share(content, len(out)))
+        self._asked = [_helpers().submit(self._work) for _ in range(min(threads, len(self._starts)) - 1)]
+
+    def _work(self) -> None:
         places: list[np.ndarray] = []
-        kept.append(places)  # until what is sent from them has arrived
-        with active(backend, stream):
+        self._kept.append(places)  # until what is sent from them has arrived
+        with active(self._backend, self._stream):
             for k in itertools.count():
-                if (i := next(turn)) >= len(starts):
+                if (i := next(self._turn)) >= len(self._starts):
                     break
+                start, size = self._starts[i], min(self._step, len(self._out) - self._starts[i])
                 if k < PLACES:
-                    places.append(pinned(min(step, size)))
+                    places.append(pinned(min(self._step, len(self._out))))
                 elif k % PLACES == 0:
-                    stream.synchronize()
-                start, place = starts[i], places[k % PLACES]
-                got[i] = content.read_into(offset + start, place[: min(step, size - start)])
-                if got[i]:
-                    out[start : start + int(got[i])].set(place[: got[i]], stream)
+                    self._stream.synchronize()
+                place = places[k % PLACES]
+                got = self._got[i] = self._content.read_into(self._offset + start, place[:size])
+                if got:
+                    self._out[start : start + int(got)].set(place[:got], self._stream)
 
-    with _share(content, size) as threads:
+    def finish(self) -> int:
+        """How many bytes are there; the first error of a reader is raised."""
         try:
-            _together(work, min(threads, len(starts)))
+            self._work()
         finally:
-            stream.synchronize()
-    return _contiguous(got, step, size)
+            begun = self._end()
+        for helper in begun:
+            helper.result()
+        return _contiguous(self._got, self._step, len(self._out))
+
+    def stop(self) -> None:
+        """Begin no more pieces, and wait for those that are under way."""
+        self._turn = itertools.count(len(self._starts))
+        self._end()
+
+    def _end(self) -> list[Future[None]]:
+        """Wait for all that have begun."""
+        with self._open:
+            begun = [helper for helper in self._asked if not helper.cancel()]
+            wait(begun)
+            self._stream.synchronize()
+        return begun
 
 
 @contextlib.contextmanager
@@ -154,18 +192,6 @@ def _share(content: Content, size: int) -> Iterator[int]:
 def _helpers() -> ThreadPoolExecutor:
     """Threads that help readers; kept, because to start one takes as long as to read a piece."""
     return ThreadPoolExecutor(THREADS, "skydelta-stage")
-
-
-def _together(work: Callable[[], None], threads: int) -> None:
-    """Call ``work`` here and in helpers, until all that have begun return; the first error of one is raised."""
-    asked = [_helpers().submit(work) for _ in range(threads - 1)]
-    try:
-        work()
-    finally:
-        begun = [helper for helper in asked if not helper.cancel()]
-        wait(begun)
-    for helper in begun:
-        helper.result()
 
 
 def _contiguous(got: np.ndarray, step: int, size: int) -> int:

@@ -240,6 +240,36 @@ def test_helpers_end_before_their_memory_goes(device, monkeypatch):
     assert ended == [1000, 1000]
 
 
+@pytest.mark.parametrize("end", ["wait", "leave"])
+def test_helpers_begin_before_they_are_waited_for(device, monkeypatch, end):
+    data = bytes(range(250)) * 400
+    content, begun, go_on = Memory(data), threading.Semaphore(0), threading.Event()
+    real = content.read_into
+
+    def slow(offset, out):
+        begun.release()
+        assert go_on.wait(10)
+        return real(offset, out)
+
+    monkeypatch.setattr(content, "read_into", slow)
+    monkeypatch.setattr(content, "span", 1, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for name, value in (("PIECE", 1000), ("SHARE", 1000)):
+        monkeypatch.setattr(staging, name, value)
+    with staging.Transfer(content, 0, len(data), device) as transfer:
+        for _ in range(3):
+            assert begun.acquire(timeout=10)  # three helpers have a piece each, and nobody has waited
+        threading.Timer(0.1, go_on.set).start()
+        if end == "wait":
+            assert transfer.wait() == transfer.wait() == len(data)
+            assert transfer.array.get().tobytes() == data
+    left = 0
+    while begun.acquire(blocking=False):
+        left += 1
+    assert left == (97 if end == "wait" else 0)
+    assert staging._under_way[0] == 0
+
+
 @pytest.mark.parametrize(
     ("switch", "devices", "why"),
     [
