@@ -22,12 +22,17 @@ from scipy.ndimage import binary_dilation
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.fits.writer import psf_hdu
+from skydelta.kernels.backend import CPU
+from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.cpu.jit import serial
 from skydelta.pipeline.skymodel import ROLES, PsfField, SimulationConfig, SkyField, make_changes, static_sources
 from skydelta.stages.base import explain
 
 SMALLEST = 128
 """Smallest side that holds changes away from the edges, px."""
+
+PER_PIXEL, PER_OBJECT = 110, 400
+"""Bytes that drawing a scene takes, with some room."""
 
 SKY_TILT = ((0.05, -0.03, 0.02), (-0.02, 0.015, 0.01))
 """Relative change of the sky with u, v and u v, of science and reference."""
@@ -191,6 +196,7 @@ def build(**settings: Any) -> Scene:
         raise InputError(
             f"simulate: size {config.size[0]} x {config.size[1]}; at least {SMALLEST} px a side are needed"
         )
+    _fits_in_memory(config)
     field = SkyField(config)
     placing, changing = (np.random.default_rng([config.seed, k]) for k in (0, 1))
     static = static_sources(placing, config)
@@ -207,6 +213,18 @@ def build(**settings: Any) -> Scene:
     return Scene(
         config, frames["science"], frames["reference"], field.transform, changes.table(field), static.table(field)
     )
+
+
+def _fits_in_memory(config: SimulationConfig) -> None:
+    """Refuse what this machine cannot hold, before the first array is made."""
+    objects = sum(config.count(name) for name in ("stars", "galaxies", "transients", "dipoles", "saturated"))
+    need = PER_PIXEL * config.size[0] * config.size[1] + PER_OBJECT * objects
+    there = DeviceSet.of(CPU).memory_budget()
+    if need > there:
+        raise ConfigError(
+            f"simulate: size {config.size[0]} x {config.size[1]} with {objects} objects takes {need / 1e9:.3g} GB; "
+            f"at most {there / 1e9:.3g} GB of this machine's memory are used"
+        )
 
 
 def _sky(level: float, tilt: tuple[float, float, float], shape: tuple[int, int]) -> np.ndarray:

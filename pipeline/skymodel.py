@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from astropy import units as u
 from astropy.table import QTable
 from astropy.wcs import WCS, Sip
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from skydelta.errors import InputError
 from skydelta.io.field import Domain, polynomial_terms
@@ -44,8 +44,15 @@ NODES = np.array([-np.sqrt(0.15), 0.0, np.sqrt(0.15)])
 NODE_WEIGHTS = np.array([5.0, 8.0, 5.0]) / 18.0
 
 
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Seeing = Annotated[float, Field(gt=0, le=100)]  # wider ones would be cut where drawing stops
+
+
 class SimulationConfig(StageConfig):
     """What is simulated; pairs are (science, reference)."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     size: tuple[int, int] = Field((1024, 1024), description="Height and width of both images, px.")
     seed: int = Field(1, ge=0, description="Seed of everything random.")
@@ -69,11 +76,13 @@ class SimulationConfig(StageConfig):
     flux_ratio: float = Field(
         0.8, gt=0, description="Counts of a constant source in the science image over those in the reference."
     )
-    seeing: tuple[float, float] = Field((3.8, 2.9), description="FWHM of the two PSFs in the middle of the field, px.")
-    sky: tuple[float, float] = Field((400.0, 120.0), description="Sky levels, ADU.")
-    gain: tuple[float, float] = Field((1.5, 1.5), description="Gains, electrons per ADU.")
-    read_noise: tuple[float, float] = Field((6.0, 3.0), description="Read noises, electrons.")
-    saturation: tuple[float, float] = Field((50000.0, 50000.0), description="Saturation levels, ADU.")
+    seeing: tuple[Seeing, Seeing] = Field(
+        (3.8, 2.9), description="FWHM of the two PSFs in the middle of the field, px."
+    )
+    sky: tuple[NotNegative, NotNegative] = Field((400.0, 120.0), description="Sky levels, ADU.")
+    gain: tuple[Positive, Positive] = Field((1.5, 1.5), description="Gains, electrons per ADU.")
+    read_noise: tuple[NotNegative, NotNegative] = Field((6.0, 3.0), description="Read noises, electrons.")
+    saturation: tuple[Positive, Positive] = Field((50000.0, 50000.0), description="Saturation levels, ADU.")
     defects: bool = Field(True, description="Bad pixels, cosmic rays and a patch without data, all flagged in DQ?")
     variance: bool = Field(True, description="Write the model variance (VAR)? Otherwise only gain and read noise.")
     psf: bool = Field(False, description="Write the PSF of each image (PSF), a polynomial over the field?")

@@ -11,7 +11,23 @@ import click
 from skydelta.pipeline.console import print_config, reporting
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+class WithSettings(click.Command):
+    """A command whose help shows the settings of the scene beside its own options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from skydelta.pipeline.simulate import SimulationConfig
+        from skydelta.stages.base import describe
+
+        super().format_options(ctx, formatter)
+        rows = [
+            (f"--{f.name.replace('_', '-')}", f"{f.description}  [{f.type}; default: {f.default}]")
+            for f in describe(SimulationConfig)
+        ]
+        with formatter.section("Settings of the scene"):
+            formatter.write_dl(rows)
+
+
+@click.command(cls=WithSettings, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path), required=False)
 @click.option("--list", "list_", is_flag=True, help="Show all settings and stop.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier pair in OUT.")
@@ -20,7 +36,7 @@ from skydelta.pipeline.console import print_config, reporting
 def simulate(ctx: click.Context, out: Path | None, list_: bool, overwrite: bool) -> None:
     """Write a simulated science/reference pair with known truth into OUT.
 
-    Every setting of the scene is an option: --size 1024 --seed 2 --same-grid; --list shows them all.
+    Every setting of the scene is an option: --size 1024 --seed 2 --same-grid --sky [400,120].
     """
     from skydelta.errors import ConfigError
     from skydelta.pipeline.simulate import SimulationConfig

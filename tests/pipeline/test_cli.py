@@ -223,6 +223,16 @@ def test_simulate_settings(skydelta, tmp_path):
     assert "same_grid" in skydelta("simulate", "--list").stdout
 
 
+def test_help_of_simulate_shows_its_settings(skydelta):
+    from skydelta.pipeline.simulate import SimulationConfig
+
+    words = skydelta("simulate", "--help").stdout
+    assert "--list" in words
+    for name in SimulationConfig.model_fields:
+        assert re.search(rf"^  --{name.replace('_', '-')}( |$)", words, re.MULTILINE), name
+    assert re.search(r"FWHM of the two PSFs.*default:\s+\(3.8,\s+2.9\)", words, re.DOTALL)
+
+
 def test_doctor_says_what_is_used_and_why(skydelta):
     result = skydelta("doctor", "--device", "cpu")
     assert result.exit_code == 0

@@ -203,3 +203,29 @@ def test_bad_settings_are_one_line(settings, error, words):
     with pytest.raises(error, match=words) as caught:
         build(**settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"seeing": (np.nan, 2.0)}, "seeing.0: nan"),
+        ({"seeing": (3.0, np.inf)}, "seeing.1: inf"),
+        ({"seeing": (0.0, 2.0)}, "seeing.0: 0.0 is not above 0"),
+        ({"seeing": (-3.0, 2.0)}, "seeing.0: -3.0 is not above 0"),
+        ({"gain": (-1.0, 1.0)}, "gain.0: -1.0 is not above 0"),
+        ({"gain": (1.0, 0.0)}, "gain.1: 0.0 is not above 0"),
+        ({"read_noise": (-1.0, 1.0)}, "read_noise.0: -1.0 is below 0"),
+        ({"sky": (np.nan, 1.0)}, "sky.0: nan"),
+        ({"sky": (-1000.0, 1.0)}, "sky.0: -1000.0 is below 0"),
+        ({"saturation": (np.nan, 1.0)}, "saturation.0: nan"),
+        ({"rotation": np.nan}, "rotation: nan"),
+        ({"size": 10_000_000}, "size 10000000 x 10000000 with .* objects takes 1.1e.07 GB; at most"),
+        ({"stars": 10**12}, "objects takes 4e.05 GB; at most"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_scene_are_refused_in_one_line(tmp_path, setting, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        simulate(tmp_path / "pair", **{**SMALL, **setting})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "pair").exists()
