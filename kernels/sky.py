@@ -48,6 +48,7 @@ def block_sky(image: Array, good: Array, boxes: np.ndarray) -> tuple[np.ndarray,
     Parameters
     ----------
     image : float32 (H, W)
+        Another type is taken as float32 where that holds all its values, else as float64, in a copy.
     good : bool (H, W)
         Pixels to use; all finite.
     boxes : int (n, 4)
@@ -62,6 +63,8 @@ def block_sky(image: Array, good: Array, boxes: np.ndarray) -> tuple[np.ndarray,
     weights = np.exp(-0.5 * (np.arange(-int(3 * SMOOTH), int(3 * SMOOTH) + 1) / SMOOTH) ** 2)
     weights /= weights.sum()
     if not backend_of(image).is_gpu:
+        # one type of image compiles for seconds, so there are two and not one for every type that a file can have
+        image = image.astype(np.promote_types(image.dtype, np.float32), copy=False)
         twins.block_sky(image, good, boxes, weights, (LAG, STANDS_OUT, NEAR, ENOUGH, SHARE), sky, noise)
         return sky, noise
     sides = boxes[:, 1::2] - boxes[:, ::2]
