@@ -281,8 +281,8 @@ def test_the_scheduler_is_gone(items, plugin, monkeypatch, stage):
 
 def test_the_scheduler_is_frozen(items, plugin, monkeypatch):
     """It is there and says nothing: Dask itself would wait for it without end."""
-    monkeypatch.setattr(dask, "ANSWER", 5.0)
-    monkeypatch.setattr(dask, "PATIENCE", 5.0)
+    monkeypatch.setattr(dask, "ANSWER", 3.0)
+    monkeypatch.setattr(dask, "PATIENCE", 3.0)
     items("a", "b", faults={"b match": "hang"})
     line = [sys.executable, "-c", ELSEWHERE]
     with subprocess.Popen(line, env=plugin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as other:

@@ -12,6 +12,7 @@ import pytest
 
 import skydelta
 from skydelta.errors import ConfigError, ExitCode, WorkerError
+from skydelta.pipeline.executors import dask
 from skydelta.pipeline.graph import bind, external
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.job import Job
@@ -159,6 +160,7 @@ def test_options_that_do_not_go_together(items, options, message):
     assert message in str(error.value)
 
 
-def test_no_scheduler_there(items):
+def test_no_scheduler_there(items, monkeypatch):
+    monkeypatch.setattr(dask, "ANSWER", 1.0)
     with pytest.raises(WorkerError, match=r"dask: no scheduler answers at tcp://127\.0\.0\.1:1"):
         skydelta.run("faults.toml", items("a"), out="out", executor="dask", dask_address="tcp://127.0.0.1:1")

@@ -34,6 +34,7 @@ static void save(const char* path, const std::vector<T>& v) {{
   std::fclose(f);
 }}
 int main() {{
+  const std::vector<long long> sizes_in = load<long long>("all_sizes", {count});
 {declarations}
   {{
 {body}
@@ -42,6 +43,10 @@ int main() {{
   return 0;
 }}
 """
+
+
+_BUILT = {}
+"""Programs of this process by compiler and source: sizes are read from a file, so other data need no other program."""
 
 
 def run(folder, files, body, inputs, outputs):
@@ -69,34 +74,40 @@ def run(folder, files, body, inputs, outputs):
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler (g++ or clang++) to run CUDA maths on the host")
-    declared, results = [], []
+    declared, results, sizes = [], [], []
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         array.tofile(folder / f"{name}.in")
-        declared += _vector(name, array.dtype, f'load<{{}}>("{name}.in", {array.size})', array.size)
+        declared += _vector(name, array.dtype, f'load<{{}}>("{name}.in", sizes_in[{len(sizes)}])', len(sizes))
+        sizes.append(array.size)
     for name, (dtype, shape) in outputs.items():
-        size = int(np.prod(shape))
-        declared += _vector(name, np.dtype(dtype), f"std::vector<{{}}>({size})", size)
+        declared += _vector(name, np.dtype(dtype), f"std::vector<{{}}>(sizes_in[{len(sizes)}])", len(sizes))
+        sizes.append(int(np.prod(shape)))
         results.append(f'  save("{name}.out", v_{name});')
+    np.array(sizes, np.int64).tofile(folder / "all_sizes")
     source = _PROGRAM.format(
         includes="".join(f'#include "{file}"\n' for file in ([files] if isinstance(files, str) else files)),
+        count=len(sizes),
         declarations="\n".join(declared),
         body=body,
         results="\n".join(results),
     )
-    (folder / "main.cpp").write_text(source)
-    headers = resources.files("skydelta.kernels.cuda")
-    checked([compiler, *FLAGS, *SANITIZERS, f"-I{headers}", "main.cpp", "-o", "main"], folder)
-    checked(["./main"], folder)
+    program = _BUILT.get((compiler, source))
+    if program is None or not program.exists():
+        (folder / "main.cpp").write_text(source)
+        headers = resources.files("skydelta.kernels.cuda")
+        checked([compiler, *FLAGS, *SANITIZERS, f"-I{headers}", "main.cpp", "-o", "main"], folder)
+        program = _BUILT[compiler, source] = folder / "main"
+    checked([str(program)], folder)
     return {name: np.fromfile(folder / f"{name}.out", dtype).reshape(shape) for name, (dtype, shape) in outputs.items()}
 
 
-def _vector(name, dtype, made, size):
+def _vector(name, dtype, made, number):
     kind = C_TYPES[dtype.name]
     return [
         f"  std::vector<{kind}> v_{name} = {made.format(kind)};",
         f"  [[maybe_unused]] {kind}* {name} = v_{name}.data();",
-        f"  [[maybe_unused]] const long long n_{name} = {size};",
+        f"  [[maybe_unused]] const long long n_{name} = sizes_in[{number}];",
     ]
 
 
