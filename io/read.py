@@ -291,7 +291,7 @@ def _complete(
     draft.notes["variance"] = found.note
     draft.notes["mask"]["usable_fraction"] = usable / good.size
     if not usable:
-        draft.warnings.append("no usable pixel: all are masked")
+        draft.warnings.append(_why_unusable(found))
     unit, odd_unit = unit_of(draft.header)
     if odd_unit:
         draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
@@ -524,6 +524,17 @@ def _number(draft: _Draft, card: str) -> float | None:
         draft.warnings.append(f"{e}; the card is left aside")
         return None
     return value if np.isfinite(value) else None
+
+
+def _why_unusable(found: variances.Variance) -> str:
+    """Why no pixel is left: a stated plane that is a variance nowhere, or masks and missing pixels."""
+    xp = backend_of(found.values).xp
+    if found.note["kind"] in ("estimated", "none") or bool(xp.isfinite(found.values).any()):
+        return "no usable pixel: all are masked"
+    return (
+        f"no usable pixel: the variance from {found.note['source']} (read as {found.note['kind']}) has no finite "
+        "positive value"
+    )
 
 
 def _doubt(draft: _Draft, pixels: Array, found: variances.Variance, good: Array) -> None:

@@ -22,7 +22,7 @@ from skydelta.kernels.core.devices import active
 from skydelta.kernels.core.multi import counted_splits
 from skydelta.pipeline import readahead, receipts
 from skydelta.pipeline.events import Hub, Tell
-from skydelta.pipeline.executors.base import Receipt, Seat
+from skydelta.pipeline.executors.base import Receipt, Seat, leave_if_asked
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.groups import gathered
 from skydelta.pipeline.items import WorkItem
@@ -277,6 +277,7 @@ def run_item(
     begin = time.perf_counter()
     with active(backend), one_blas_thread():
         for b in bound:
+            leave_if_asked()
             flags = {name: text for step in steps for name, text in step["flags"].items()}
             ctx = Context(backend, id=item.id, out=out, base=base, earlier=flags)
             tell("step_started", item.id, b.step.id)

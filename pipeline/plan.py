@@ -108,6 +108,11 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     problems, total, largest = [], 0, 0
     needs: dict[str, Need] = {}
     for step in flow.steps:
+        try:
+            step.stage.check_files(flow.folder)
+        except SkydeltaError as e:
+            problems.append(f"steps.{step.id}: {e}")
+            continue
         for key, source in step.files(flow.folder).items():
             try:
                 total += _size(source)

@@ -201,6 +201,8 @@ def _run(
     items = items_of(flow.inputs, wanted, id_, flow.steps)[:limit]
     check_settings(flow, items)
     later = secondpass.checked(flow, bound)
+    for step in flow.steps:
+        step.stage.check_files(flow.folder)
     backend = resolve(flow.run.device)
     folder = RunFolder(out)
     done: list[Outcome] = []

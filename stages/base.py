@@ -116,6 +116,14 @@ class Stage(Generic[C]):
     outputs: ClassVar[Mapping[str, Port]]
     files: ClassVar[tuple[str, ...]] = ()
 
+    def check_files(self, base: Path | None = None) -> None:
+        """Whether files that its settings name, relative ones under ``base``, hold what it needs; asked before a run.
+
+        Raises
+        ------
+        InputError
+        """
+
     def __init__(self, config: C | None = None, **parameters: Any) -> None:
         if config is None:
             try:

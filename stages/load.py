@@ -79,6 +79,9 @@ class LoadKernel(Stage[LoadKernelConfig]):
     outputs = {"kernel": Port(MatchKernel, "the stored kernel")}
     files = ("file",)
 
+    def check_files(self, base: Path | None = None) -> None:
+        MatchKernel.load(under(base, self.config.file))
+
     def run(self, ctx: Context) -> dict[str, Any]:  # type: ignore[override]
         kernel = MatchKernel.load(under(ctx.base, self.config.file))
         ctx.metric("kernel_file", self.config.file)

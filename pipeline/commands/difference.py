@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skydelta.pipeline.commands.running import RUN_OPTIONS, run_workflow
+from skydelta.pipeline.commands.running import INJECT_OPTION, RUN_OPTIONS, run_workflow
 from skydelta.pipeline.console import options, reporting
 
 PLANES = {
@@ -29,12 +29,7 @@ PLANES = {
     metavar="FILE[EXT]",
     help="Use the matching kernel of an earlier difference.fits, or a saved one, instead of fitting one.",
 )
-@click.option(
-    "--inject",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Run a second time with N fake sources: completeness, flux bias and limiting magnitude.",
-)
+@INJECT_OPTION
 @click.option("--aligned", is_flag=True, help="The images are on one pixel grid: use no WCS to align them.")
 @options(
     *(

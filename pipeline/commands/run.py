@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skydelta.pipeline.commands.running import INPUT_OPTIONS, RUN_OPTIONS, inputs_of, run_workflow
+from skydelta.pipeline.commands.running import INJECT_OPTION, INPUT_OPTIONS, RUN_OPTIONS, inputs_of, run_workflow
 from skydelta.pipeline.console import reporting
 
 
@@ -15,6 +15,7 @@ from skydelta.pipeline.console import reporting
 @click.argument("workflow")
 @INPUT_OPTIONS
 @RUN_OPTIONS
+@INJECT_OPTION
 @click.option("--limit", type=click.IntRange(1), help="Only the first items.")
 @reporting
 def run(
@@ -33,6 +34,7 @@ def run(
     no_progress: bool,
     prometheus: Path | None,
     log_json: bool,
+    inject: int | None,
     limit: int | None,
 ) -> None:
     """Run WORKFLOW, a TOML file or the name of a shipped one. Items that are done already are not run again."""
@@ -44,7 +46,7 @@ def run(
         executor=executor,
         workers=workers,
         dask_address=dask_address,
-        set_=set_,
+        set_=(*([] if inject is None else [f"run.inject={inject}"]), *set_),
         overwrite=overwrite,
         dry_run=dry_run,
         progress=not no_progress,

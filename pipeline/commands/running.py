@@ -33,6 +33,14 @@ INPUT_OPTIONS = options(
 )
 
 
+INJECT_OPTION = click.option(
+    "--inject",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run a second time with N fake sources: completeness, flux bias and limiting magnitude.",
+)
+
+
 def inputs_of(science: str | None, reference: str | None, pair_by: str | None) -> dict[str, str | Path] | None:
     """Inputs given on the command line; they replace those of the workflow."""
     given = {"science": science, "reference": reference, "pair_by": pair_by}

@@ -314,6 +314,12 @@ def test_infinite_pixels_and_all_masked(rng):
     assert "no usable pixel: all are masked" in blank.notes["warnings"]
 
 
+def test_a_variance_that_is_none_is_said(planes):
+    for kind, value in (("variance", -1.0), ("sigma", 0.0), ("weight", np.nan)):
+        exposure = read(planes[0], **{kind: np.full(planes[0].shape, value, np.float32)}, device="cpu")
+        assert f"variance from array (read as {kind}) has no finite positive value" in exposure.notes["warnings"][-1]
+
+
 @pytest.mark.parametrize(
     ("text", "unit"), [("adu", u.adu), ("ADU", u.adu), ("DN", u.adu), ("electrons/s", u.electron / u.s),
                        ("counts/s", u.count / u.s), ("nJy", u.nJy), ("", None)],

@@ -223,6 +223,26 @@ def test_simulate_settings(skydelta, tmp_path):
     assert "same_grid" in skydelta("simulate", "--list").stdout
 
 
+def test_run_injects_as_difference_does(skydelta, simulated, tmp_path):
+    pair = ("--science", simulated.science, "--reference", simulated.reference)
+    words = ("-o", tmp_path / "out", "--inject", "20", "--dry-run", "--device", "cpu")
+    result = skydelta("run", "difference", *pair, *words)
+    assert result.exit_code == 0, result.stderr
+    assert "injections.ecsv" in result.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)], ids=["run", "plan"])
+def test_a_kernel_that_is_none_is_found_before_anything_runs(skydelta, simulated, tmp_path, words):
+    command = ("difference", simulated.science, simulated.reference, "-o", tmp_path / "out", "--device", "cpu", *words)
+    for file, message in ((simulated.science, "KERNEL"), (tmp_path / "none.fits", "no such file")):
+        result = skydelta(*command, "--kernel", file)
+        assert result.exit_code == 3
+        assert str(file) in result.stderr
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
 def test_help_of_simulate_shows_its_settings(skydelta):
     from skydelta.pipeline.simulate import SimulationConfig
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a run does with its items: receipts, resume, failures, exit codes; on toy stages."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ from astropy.table import Table
 from skydelta.errors import ConfigError, DeviceError, ExitCode, InputError
 from skydelta.pipeline import runner
 from skydelta.pipeline.runner import run
+from skydelta.stages import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -285,6 +287,28 @@ def test_sigint_ends_the_command_with_130_and_the_same_command_goes_on(tmp_path,
         device="cpu",
     )
     assert result.exit_code == ExitCode.OK
+
+
+def test_a_signal_whose_exception_is_lost_ends_the_run_at_the_next_step(sums, monkeypatch):
+    """Python drops what a signal raises inside a callback from C, as in a compiler."""
+    whole = support_toys.ToyRead.run
+
+    def deaf(self, ctx, *, path):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        return whole(self, ctx, path=path)
+
+    monkeypatch.setattr(support_toys.ToyRead, "run", deaf)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not list(Path("out").rglob("*.part"))
+    assert not Path("out/items/1").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(sums)
+    for name, target in support_toys.STAGES.items():
+        monkeypatch.setitem(registry.BUILTIN, name, target)
+    assert go().exit_code == ExitCode.OK, "it is forgotten then"
 
 
 def test_a_device_that_is_missing(sums, monkeypatch):
