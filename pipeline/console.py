@@ -14,7 +14,10 @@ from skydelta.errors import ExitCode, SkydeltaError
 
 
 def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn our own errors into one line and their exit code, and Ctrl-C into 130; of MPI ranks, only one talks."""
+    """Turn our own errors, and those of files and memory, into one line and their exit code, and Ctrl-C into 130.
+
+    Of MPI ranks, only one talks.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: Any, **keywords: Any) -> Any:
@@ -24,6 +27,16 @@ def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
             if not follower():
                 click.echo(f"skydelta: {e}", err=True)
             _leave(int(e.exit_code))
+        except MemoryError as e:
+            if not follower():
+                click.echo(f"skydelta: out of memory: {str(e) or 'of this machine'}", err=True)
+            _leave(int(ExitCode.DEVICE))
+        except OSError as e:
+            if e.filename is None:
+                raise  # no file's fault: a fault of ours, whose trace is wanted
+            if not follower():
+                click.echo(f"skydelta: {e.filename}: {e.strerror}", err=True)
+            _leave(int(ExitCode.NOTHING_USABLE))
         except KeyboardInterrupt:
             if not follower():
                 click.echo("skydelta: interrupted; the same command goes on where it stopped", err=True)

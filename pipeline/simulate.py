@@ -167,16 +167,16 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     Raises
     ------
     ConfigError
-        A setting that does not exist or is out of range.
+        A setting that does not exist or is out of range; or a file is there already.
     InputError
-        The images are too small or too crowded for the changes asked for; or a file is there already.
+        The images are too small or too crowded for the changes asked for.
     """
     folder = Path(out)
     paths = {name: folder / f"{name}.fits" for name in ROLES}
     tables = {name: folder / f"{name}.ecsv" for name in ("truth", "stars")}
     there = [p for p in (*paths.values(), *tables.values()) if p.exists()]
     if there and not overwrite:
-        raise InputError(f"simulate: {there[0]} exists; choose another folder, or overwrite")
+        raise ConfigError(f"simulate: {there[0]} exists; choose another folder, or overwrite")
     scene = build(**settings)
     folder.mkdir(parents=True, exist_ok=True)
     for role, path in paths.items():

@@ -243,6 +243,20 @@ def test_a_kernel_that_is_none_is_found_before_anything_runs(skydelta, simulated
         assert not (tmp_path / "out").exists()
 
 
+def test_folders_and_memory_that_fail_are_one_line(skydelta, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    result = skydelta("simulate", tmp_path / "file/pair", "--size", "128", "--stars", "9", "--transients", "1")
+    assert result.exit_code == 3
+    assert result.stderr == f"skydelta: {tmp_path}/file/pair: Not a directory\n"
+
+    def full(*_, **__):
+        raise MemoryError("12 GiB")
+
+    monkeypatch.setattr("skydelta.pipeline.simulate.build", full)
+    result = skydelta("simulate", tmp_path / "pair")
+    assert (result.exit_code, result.stderr) == (5, "skydelta: out of memory: 12 GiB\n")
+
+
 def test_help_of_simulate_shows_its_settings(skydelta):
     from skydelta.pipeline.simulate import SimulationConfig
 

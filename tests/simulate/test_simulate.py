@@ -38,7 +38,7 @@ def test_same_settings_give_the_same_bytes(tmp_path):
 def test_what_is_there_is_not_overwritten_unasked(tmp_path, name):
     mine = tmp_path / name
     mine.write_bytes(b"mine")
-    with pytest.raises(InputError, match=rf"{name} exists; .* overwrite"):
+    with pytest.raises(ConfigError, match=rf"{name} exists; .* overwrite"):
         simulate(tmp_path, **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert mine.read_bytes() == b"mine"
