@@ -107,6 +107,7 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
     look = _Look()
     problems, total, largest = [], 0, 0
     needs: dict[str, Need] = {}
+    kind = _kind(flow.run.device)
     for step in flow.steps:
         try:
             step.stage.check_files(flow.folder)
@@ -128,7 +129,7 @@ def plan(flow: Workflow, id_: str | None = None) -> Plan:
                 pixels = pixels if _is_table(source) else max(pixels, look.pixels(source))
             except SkydeltaError as e:
                 problems.append(f"{item.id}: {e}")
-        needs[item.id] = Need(size, max(_peak(bound, pixels), _peak(second, pixels)))
+        needs[item.id] = Need(size, max(_peak(bound, pixels, kind), _peak(second, pixels, kind)))
         total, largest = total + size, max(largest, needs[item.id].memory)
     outputs = tuple(dict.fromkeys(name for b in bound for name in _products(b)))
     covers = NIGHT_FILES if "catalog.ecsv" in outputs else ()
@@ -183,16 +184,21 @@ def check_settings(flow: Workflow, items: tuple[WorkItem, ...]) -> None:
             flow.with_settings(item.settings, f"item {item.id}")
 
 
-def peak_of(bound: tuple[Bound, ...], items: tuple[WorkItem, ...]) -> int:
-    """Estimated bytes for the largest of these items; 0 where that cannot be told."""
+def peak_of(bound: tuple[Bound, ...], items: tuple[WorkItem, ...], device: str) -> int:
+    """Estimated bytes for the largest of these items on a device as asked for; 0 where that cannot be told."""
     pixels, look = 0, _Look()
     for source in (s for item in items for s in item.inputs.values()):
         with contextlib.suppress(SkydeltaError):
             pixels = max(pixels, look.pixels(source))
-    return _peak(bound, pixels)
+    return _peak(bound, pixels, _kind(device))
 
 
-def _peak(bound: tuple[Bound, ...], pixels: int) -> int:
+def _kind(device: str) -> str:
+    """Of the backend that a device as asked for will be on this machine."""
+    return "cpu" if device == "cpu" or not cuda_device_count()[0] else "cuda"
+
+
+def _peak(bound: tuple[Bound, ...], pixels: int, kind: str) -> int:
     """Most bytes held at once: image, variance and mask of every exposure alive, and the work of the step."""
     side = int(pixels**0.5)
     alive: dict[str, type] = {}
@@ -200,7 +206,7 @@ def _peak(bound: tuple[Bound, ...], pixels: int) -> int:
     for b in bound:
         alive |= {name: b.step.stage.outputs[port].type for port, name in b.outputs.items()}
         exposures = sum(issubclass(kind, Exposure) for kind in alive.values())
-        peak = max(peak, 12 * pixels * exposures + b.step.stage.memory((side, side)))
+        peak = max(peak, 12 * pixels * exposures + b.step.stage.memory((side, side), kind))
         for name in b.frees:
             alive.pop(name, None)
     return peak

@@ -304,7 +304,7 @@ def executor_of(flow: Workflow, bound: tuple[Bound, ...], items: tuple[WorkItem,
         from skydelta.pipeline.executors.mpi import Mpi
 
         return Mpi(asked.device)
-    peak = 0 if asked.workers else peak_of(bound, items[:1])
+    peak = 0 if asked.workers else peak_of(bound, items[:1], asked.device)
     if asked.executor == "threads":
         from skydelta.pipeline.executors.threads import Threads
 

@@ -78,7 +78,7 @@ class Background(Stage[BackgroundConfig]):
     def halo(self) -> int:
         return LARGEST
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 16
 
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]

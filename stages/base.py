@@ -144,8 +144,8 @@ class Stage(Generic[C]):
         """Pixels of neighbourhood the stage needs around each output pixel."""
         return 0
 
-    def memory(self, shape: tuple[int, int]) -> int:
-        """Peak bytes on the device beyond the inputs, for images of this shape."""
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
+        """Peak bytes beyond the inputs, for images of this shape, on this kind of backend: cpu or cuda."""
         return 0
 
     def products(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class CosmicRays(Stage[CosmicRaysConfig]):
     def halo(self) -> int:
         return 5 * self.config.iterations
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 16
 
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]

@@ -81,7 +81,7 @@ class Detect(Stage[DetectConfig]):
     def halo(self) -> int:
         return 3
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 4 * 6
 
     def run(  # type: ignore[override]

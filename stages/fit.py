@@ -84,7 +84,7 @@ class Fit(Stage[FitConfig]):
     }
     outputs = {"catalog": Port(Catalog, "the same rows with fluxes, models and errors", replaces="catalog")}
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return BATCH * SIDES[1] ** 2 * 8 * 8
 
     def run(self, ctx: Context, *, image: Exposure, catalog: Catalog) -> dict[str, Any]:  # type: ignore[override]

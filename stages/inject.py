@@ -88,7 +88,7 @@ class Inject(Stage[InjectConfig]):
     def halo(self) -> int:
         return 31
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 4 * 8
 
     def run(  # type: ignore[override]

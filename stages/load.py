@@ -45,9 +45,11 @@ class Load(Stage[LoadConfig]):
     outputs = {"image": Port(Exposure, "what was read", replaces="path")}
     files = ("variance", "sigma", "weight", "mask", "psf")
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         """Planes of the result, and what is needed to decode, judge or estimate them."""
         pixels = shape[0] * shape[1]
+        if kind == "cpu":
+            return 36 * pixels
         return 44 * pixels + 64 * min(pixels, TOGETHER)
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]

@@ -80,7 +80,7 @@ class MeasurePsf(Stage[PsfConfig]):
     def halo(self) -> int:
         return 66
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 16
 
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]

@@ -99,7 +99,7 @@ class Sources(Stage[SourcesConfig]):
     def halo(self) -> int:
         return 64
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 4 * 8
 
     def run(  # type: ignore[override]

@@ -100,7 +100,7 @@ class Streaks(Stage[StreaksConfig]):
     def halo(self) -> int:
         return 0
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 16
 
     def run(self, ctx: Context, *, image: Exposure) -> dict[str, Any]:  # type: ignore[override]

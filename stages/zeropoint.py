@@ -74,8 +74,8 @@ class ZeroPoint(Stage[ZeroPointConfig]):
             raise ConfigError("zero_point: one of value and catalog is needed, not " +
                               ("neither" if self.config.value is None else "both"))  # fmt: skip
 
-    def memory(self, shape: tuple[int, int]) -> int:
-        return Sources().memory(shape)
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
+        return Sources().memory(shape, kind)
 
     def run(self, ctx: Context, *, image: Exposure, catalog: Catalog) -> dict[str, Any]:  # type: ignore[override]
         if self.config.value is not None:

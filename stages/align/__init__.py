@@ -72,7 +72,7 @@ class Align(Stage[AlignConfig]):
         method = self.config.method
         return TAPS[METHODS.index(method)] // 2 if method in METHODS else 2
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result
 
     def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:

@@ -92,7 +92,7 @@ class Difference(Stage[DifferenceConfig]):
     def halo(self) -> int:
         return 31
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 4 * 10
 
     def run(  # type: ignore[override]

@@ -109,8 +109,8 @@ class Match(Stage[MatchConfig]):
     def halo(self) -> int:
         return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)
 
-    def memory(self, shape: tuple[int, int]) -> int:
-        return shape[0] * shape[1] * 16 + 3 * budget("cuda", shape[0] * shape[1])
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
+        return shape[0] * shape[1] * 16 + 3 * budget(kind, shape[0] * shape[1])
 
     def run(  # type: ignore[override]
         self,

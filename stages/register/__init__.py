@@ -77,7 +77,7 @@ class Register(Stage[RegisterConfig]):
         "onto": Port(Exposure, "the image it was registered on, with a made-up WCS if it had none", replaces="onto"),
     }
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 40
 
     def run(  # type: ignore[override]

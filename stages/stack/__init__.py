@@ -97,7 +97,7 @@ class Stack(Stage[StackConfig]):
     def halo(self) -> int:
         return 3
 
-    def memory(self, shape: tuple[int, int]) -> int:
+    def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 24  # as align; all else is on the host
 
     def run(self, ctx: Context, *, images: Any, onto: Any = None) -> dict[str, Any]:  # type: ignore[override]
