@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from skydelta.errors import ConfigError, SkydeltaError
+from skydelta.errors import ConfigError, InputError, SkydeltaError
 from skydelta.io.fits.reader import section_text, split_extension, split_section
 from skydelta.io.storage import write_bytes
 from skydelta.pipeline.executors.base import WORK
@@ -223,13 +223,15 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            Another process is running in this folder, or the folder cannot be written to.
+            Another process is running in this folder.
+        InputError
+            The folder cannot be written to.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             lock = (self.root / ".lock").open("w")
         except OSError as e:
-            raise ConfigError(f"{self.root}: cannot be written to: {e.strerror or e}") from None
+            raise InputError(f"{self.root}: cannot be written to: {e.strerror or e}") from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -152,8 +152,9 @@ def test_a_folder_with_other_files_is_refused(sums):
         go("data")
     go("data", overwrite=True)
     assert (sums / "data/precious").read_text() == "x"
-    with pytest.raises(ConfigError, match="cannot be written to"):
+    with pytest.raises(InputError, match="cannot be written to") as error:
         go("1/out")
+    assert error.value.exit_code == ExitCode.NOTHING_USABLE  # as of every other command
 
 
 def test_two_runs_in_one_folder_at_once_are_refused_and_a_dead_one_is_no_obstacle(sums):
