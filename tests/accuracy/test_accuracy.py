@@ -35,10 +35,9 @@ def job(folder, **settings):
 
 @pytest.fixture(scope="module")
 def one_grid(tmp_path_factory):
-    # as many changes as on 2048 px, at which the shared pair is judged
-    settings = {"size": 1536, "seed": 1, "same_grid": True, "transients": 105}
+    settings = {"size": 2048, "seed": 1, "same_grid": True}
     _, scene, _, planes = job(tmp_path_factory.mktemp("one_grid"), **settings)
-    perfect = perfect_difference(scene, tiles=9)
+    perfect = perfect_difference(scene, tiles=12)
     return measure(scene, planes, perfect.variance), measure(scene, perfect)
 
 
