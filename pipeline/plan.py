@@ -205,7 +205,7 @@ def _peak(bound: tuple[Bound, ...], pixels: int, kind: str) -> int:
     peak = 0
     for b in bound:
         alive |= {name: b.step.stage.outputs[port].type for port, name in b.outputs.items()}
-        exposures = sum(issubclass(kind, Exposure) for kind in alive.values())
+        exposures = sum(issubclass(made, Exposure) for made in alive.values())
         peak = max(peak, 12 * pixels * exposures + b.step.stage.memory((side, side), kind))
         for name in b.frees:
             alive.pop(name, None)

@@ -9,7 +9,7 @@ from support_pairs import context, gaussian, pair, subtract
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.field import Domain, polynomial_terms
-from skydelta.kernels.normal_equations import System, solve, stamp_sums
+from skydelta.kernels.normal_equations import BUDGET, System, budget, solve, stamp_sums
 from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import Trial, chosen_order, fit, layout, supported_order
@@ -17,7 +17,7 @@ from skydelta.stages.match.registration import SEARCH, near_pairs
 from skydelta.stages.recover import forced_fluxes
 
 
-def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
+def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0, held=None):
     """Random stamps, their sums, and everything needed to build the design matrix by hand."""
     basis = gaussian_basis(1.0, half, (2, 1))
     stamps = rng.normal(0, 1, (n, m + 2 * half, m + 2 * half)).astype(np.float32)
@@ -28,7 +28,7 @@ def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0):
     psi = polynomial_terms(u[:, None, :], v[:, :, None], 1).transpose(1, 0, 2, 3)
     sums = stamp_sums(
         stamps, target, weight, np.full((n, m, m), variance, np.float32), np.eye(basis.size), (u, v), 1,
-        basis.rows, basis.columns, basis.pairs, basis.transform,
+        basis.rows, basis.columns, basis.pairs, basis.transform, held,
     )  # fmt: skip
     x, y = rng.uniform(0, 100, (2, n))
     phi = polynomial_terms(*Domain.of((100, 100)).uv(x, y), order).T
@@ -52,6 +52,18 @@ def test_normal_equations_equal_the_brute_force_least_squares():
     inverse = np.linalg.inv(np.concatenate(rows).T @ np.concatenate(rows))
     np.testing.assert_allclose(solution.covariance, inverse, rtol=1e-6, atol=1e-12)
     assert solution.rank == free.size
+
+
+def test_sums_do_not_depend_on_how_many_stamps_are_held_at_once():
+    one, some, whole = (sums_of(np.random.default_rng(3), held=held)[5] for held in (1, 100_000, None))
+    np.testing.assert_array_equal(one.products, whole.products)
+    np.testing.assert_array_equal(some.products, whole.products)
+
+
+def test_a_device_holds_more_stamps_of_a_large_image_and_a_cpu_does_not():
+    assert budget("cuda", 1024**2) == BUDGET["cuda"]
+    assert budget("cuda", 4096**2) == 16 * 4096**2
+    assert budget("cpu", 4096**2) == BUDGET["cpu"]
 
 
 def test_stamp_chi2_needs_no_pixels():
