@@ -29,8 +29,11 @@ FLAGS: dict[str, tuple[int, str]] = {
     "AT_BOUND": (9, "a fitted position reached its bound"),
     "NOT_CONVERGED": (10, "the fit did not converge"),
     "NO_FIT": (11, "too few usable pixels to fit"),
+    "TRUNCATED": (12, "an aperture, window or footprint reaches beyond the image: its flux lacks what is there"),
+    "APER_MASKED": (13, "masked pixels in an aperture, window or footprint: the pixels opposite stand in for them"),
+    "APER_NEIGHBOUR": (14, "pixels of another source in an aperture: the pixels opposite stand in for them"),
 }
-"""Flag bits of the column ``flags``: name to bit number and meaning."""
+"""Flag bits of the column ``flags``, and of ``flags_*`` of one measurement: name to bit number and meaning."""
 
 UCDS = {
     "id": "meta.id;meta.main",
@@ -118,8 +121,8 @@ class Catalog(QTable):
         for name in out.colnames:
             if name in UCDS:
                 out[name].info.meta = {**(out[name].info.meta or {}), "ucd": UCDS[name]}
-        if "flags" in out.colnames:
-            out["flags"].info.description = "; ".join(f"bit {b} {n}: {m}" for n, (b, m) in FLAGS.items())
+        for name in (n for n in out.colnames if n == "flags" or n.startswith("flags_")):
+            out[name].info.description = "; ".join(f"bit {b} {n}: {m}" for n, (b, m) in FLAGS.items())
         return out
 
     def save(self, path: str | Path) -> None:

@@ -57,6 +57,10 @@ FITTED = (
 """Columns that the fit of the PSF gives."""
 
 
+OF_ANY = ("TRUNCATED", "APER_MASKED")
+"""Flags of apertures, the window or the footprint that the source has too; neighbours of sources are `BLENDED`."""
+
+
 class SourcesConfig(StageConfig):
     """What counts as a source, and how it is measured."""
 
@@ -89,7 +93,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 3
+    version = 4
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
@@ -151,6 +155,7 @@ class Sources(Stage[SourcesConfig]):
         out |= _measured(measurer, x, y, width, radii, sign)
         out |= {name: sign * v if name in ("flux_iso", "peak") else v for name, v in shape.items()}
         out |= measurer.krons(x, y, shape["a"], shape["b"], shape["theta"], sign)
+        out["flags_iso"] = measurer.footprint_flags(found.pixel, found.segment, n)
         out["roundness"] = (shape["x2"] - shape["y2"]) / (shape["x2"] + shape["y2"])
         out["theta"] = np.degrees(shape["theta"])
         start = {"id": columns["id"], "x": x, "y": y, "snr": found.snr, "flags": lost}
@@ -212,6 +217,8 @@ class Found:
         Number of the footprint.
     shape : dict of (n,)
         As `isophotal` gives it.
+    pixel, segment : int (m,)
+        y W + x of every pixel of a source, and the source, from 0.
     segments : int32 (H, W)
         Number of the source from 1, 0 outside; where the image is.
     """
@@ -221,6 +228,8 @@ class Found:
     snr: np.ndarray
     label: np.ndarray
     shape: dict[str, np.ndarray]
+    pixel: np.ndarray
+    segment: np.ndarray
     segments: Array
 
 
@@ -254,7 +263,8 @@ def find(ctx: Context, image: Exposure, width: float, threshold: float, contrast
     near = [to_host(cutouts(p, x[peak], y[peak], 1, np.nan)) * sign[peak, None, None] for p in (light, snr, blurred)]
     dy, dx = subpixel(np.where(split[:, None, None], _sharpened(near[0], near[2]), near[0]))
     highest = np.nanmax(near[1], axis=(1, 2)) if n else np.zeros(0)
-    return Found(x[peak] + dx, y[peak] + dy, highest * sign[peak], label[peak], shape, segments.reshape(h, w))
+    at, height = (x[peak] + dx, y[peak] + dy), highest * sign[peak]
+    return Found(*at, height, label[peak], shape, pixel, segment, segments.reshape(h, w))
 
 
 def _filters(taps: np.ndarray, wide: np.ndarray) -> tuple[float, float]:
@@ -365,12 +375,13 @@ def _measured(
     measurer: Measurer, x: np.ndarray, y: np.ndarray, width: float, radii: tuple[float, ...], sign: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What is measured at any position."""
-    out = measurer.windowed(np.nan_to_num(x, nan=-1), np.nan_to_num(y, nan=-1), width, sign)
-    out = {name: np.where(np.isfinite(x), values, np.nan) for name, values in out.items()}
+    out = measurer.windowed(x, y, width, sign)
     for k, radius in enumerate(radii, 1):
-        out[f"flux_aper_{k}"], out[f"flux_aper_{k}_err"], _ = measurer.circles(x, y, radius)
+        sums = measurer.circles(x, y, radius)
+        names = (f"flux_aper_{k}", f"flux_aper_{k}_err", f"lost_aper_{k}", f"flags_aper_{k}")
+        out |= dict(zip(names, sums, strict=True))
     # the core alone, neighbours not counted as missing
-    out["masked_fraction"] = Measurer(measurer.image, measurer.good).circles(x, y, width)[2]
+    out["masked_fraction"] = Measurer(measurer.image, measurer.good).circles(x, y, width).lost
     return out
 
 
@@ -397,7 +408,11 @@ def _table(image: Exposure, columns: dict[str, np.ndarray], model: np.ndarray, r
         sky[:, known] = sky_positions(image, columns["x"][known], columns["y"][known])
     ra_err, dec_err = sky_errors(image, *(columns[c] for c in ("x", "y", "x_err", "y_err")))
     named = {**columns, "ra": sky[0], "dec": sky[1], "ra_err": ra_err, "dec_err": dec_err, "model": model}
-    named["flags"] = np.asarray(columns["flags"]).astype(np.int32)
+    flags = np.asarray(columns["flags"]).astype(np.int32)
+    for name, values in columns.items():
+        if name.startswith("flags_"):
+            flags |= values & bits(*OF_ANY)
+    named["flags"] = flags
     first = ("id", "x", "y", "ra", "dec", "flux", "flux_err", "snr", "model", "flags", "x_err", "y_err", "ra_err",
              "dec_err")  # fmt: skip
     ordered = {name: named[name] for name in first}
