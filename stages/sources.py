@@ -57,6 +57,12 @@ FITTED = (
 """Columns that the fit of the PSF gives."""
 
 
+PLACES = (("x", "y"), ("ra", "dec"))
+"""Columns of positions; the first pair counts where a table has both."""
+
+ON_SKY = {"ra": (-180.0, 360.0), "dec": (-90.0, 90.0)}
+"""Values that are allowed, degrees."""
+
 OF_ANY = ("TRUNCATED", "APER_MASKED")
 """Flags of apertures, the window or the footprint that the source has too; neighbours of sources are `BLENDED`."""
 
@@ -311,36 +317,65 @@ def _smoothed(image: Array, good: Array, taps: np.ndarray) -> Array:
     return light / (weight + (weight == 0))
 
 
-def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np.ndarray]:
-    """0-based x, y of the rows of a table that has them, or ra and dec (degrees, ICRS) instead.
+def check_positions(positions: Catalog, name: str = "positions") -> dict[str, np.ndarray]:
+    """The columns of a table that say where, float64: x and y, px, or ra and dec, degrees.
+
+    Parameters
+    ----------
+    positions : Catalog
+    name : str
+        What errors call it.
 
     Raises
     ------
     InputError
-        Neither, or ra and dec for an image without WCS.
+        Neither pair of columns; a value that is no number or lies beyond the sky, which has ra of -180 to 360 and dec
+        of -90 to 90 degrees.
     """
 
-    def column(name: str, unit: u.UnitBase) -> np.ndarray:
-        values = positions[name]
+    def column(of: str, unit: u.UnitBase) -> np.ndarray:
+        values = positions[of]
         own = getattr(values, "unit", None)
         try:
             numbers = u.Quantity(values).to_value(unit) if own is not None else values
             return np.asarray(np.ma.filled(np.ma.asarray(numbers, float), np.nan), float)
         except (ValueError, TypeError, u.UnitConversionError):
-            raise InputError(f"positions: column {name} holds no {unit} numbers") from None
+            raise InputError(f"{name}: column {of} holds no {unit} numbers") from None
 
-    if {"x", "y"} <= set(positions.colnames):
-        return column("x", u.pix), column("y", u.pix)
-    if not {"ra", "dec"} <= set(positions.colnames):
-        raise InputError(
-            f"positions: columns {', '.join(positions.colnames) or 'none'}; x and y or ra and dec are needed"
-        )
+    pair = next((p for p in PLACES if set(p) <= set(positions.colnames)), None)
+    if pair is None:
+        raise InputError(f"{name}: columns {', '.join(positions.colnames) or 'none'}; x and y or ra and dec are needed")
+    out = {of: column(of, u.deg if of in ON_SKY else u.pix) for of in pair}
+    for of, values in out.items():
+        low, high = ON_SKY.get(of, (-np.inf, np.inf))
+        finite = np.isfinite(values)
+        for wrong, words in (
+            (~finite, "is no finite number"),
+            (finite & ~((values >= low) & (values <= high)), f"is outside {low:g} to {high:g}"),
+        ):
+            rows = np.flatnonzero(wrong)
+            if len(rows):
+                more = f" ({len(rows) - 1} more row{'s' * (len(rows) > 2)} like it)" if len(rows) > 1 else ""
+                raise InputError(f"{name}: row {rows[0] + 1}, column {of}: {values[rows[0]]:.10g} {words}{more}")
+    return out
+
+
+def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np.ndarray]:
+    """0-based x, y of the rows of a table that has them, or ra and dec (degrees, ICRS) instead.
+
+    NaN where the WCS has no place for a position of the sky.
+
+    Raises
+    ------
+    InputError
+        As `check_positions`; ra and dec for an image without WCS.
+    """
+    where = check_positions(positions)
+    if "x" in where:
+        return where["x"], where["y"]
     if image.wcs is None:
         raise InputError("positions: ra and dec are given, but the image has no WCS; give x and y")
-    ra, dec = column("ra", u.deg), column("dec", u.deg)
-    known = np.isfinite(ra + dec) & (np.abs(dec) <= 90)
-    x, y = icrs_pixels(image.wcs, np.where(known, ra, 0), np.where(known, dec, 0))
-    return np.where(known, x, np.nan), np.where(known, y, np.nan)
+    return icrs_pixels(image.wcs, where["ra"], where["dec"])
 
 
 def _lies_on(image: Exposure, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -361,7 +396,7 @@ def _on_image(ctx: Context, image: Exposure, x: np.ndarray, y: np.ndarray) -> np
     n, out = len(x), int((~inside).sum())
     if n and out == n:
         known = np.isfinite(x + y)
-        seen = "none of them is a number"
+        seen = "the WCS has no place for any of them"
         if known.any():
             x, y = x[known], y[known]
             seen = f"they span x {x.min():.6g} to {x.max():.6g}, y {y.min():.6g} to {y.max():.6g}"

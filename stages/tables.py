@@ -13,6 +13,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.observation import observed
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.load import under
+from skydelta.stages.sources import PLACES, check_positions
 
 
 class LoadTableConfig(StageConfig):
@@ -20,7 +21,13 @@ class LoadTableConfig(StageConfig):
 
 
 class LoadTable(Stage[LoadTableConfig]):
-    """A table of positions: .ecsv, .csv, .fits, .parquet or .vot by its suffix."""
+    """A table of positions: .ecsv, .csv, .fits, .parquet or .vot by its suffix.
+
+    Raises
+    ------
+    InputError
+        The file is missing or no table, or a position in it is none (`check_positions`).
+    """
 
     name = "load_table"
     version = 1
@@ -29,6 +36,8 @@ class LoadTable(Stage[LoadTableConfig]):
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
         table = Catalog.of_file(under(ctx.base, path))
+        if any(set(pair) <= set(table.colnames) for pair in PLACES):
+            check_positions(table, path)
         ctx.metric("rows", len(table))
         return {"table": table}
 

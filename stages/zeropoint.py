@@ -107,7 +107,7 @@ class ZeroPoint(Stage[ZeroPointConfig]):
         stars, warning = sky_stars(table[known], epoch_of(image.header))
         if warning:
             ctx.flag("proper_motion", warning)
-        sky = Catalog.of({"ra": stars.ra, "dec": stars.dec}, {"ra": u.deg, "dec": u.deg})
+        sky = Catalog.of({"ra": stars.ra % 360, "dec": stars.dec}, {"ra": u.deg, "dec": u.deg})
         found = Sources().run(Context(ctx.backend), image=image, positions=sky)["catalog"]
         flux, error = (np.asarray(found[c].value, float) for c in ("flux", "flux_err"))
         with np.errstate(invalid="ignore", divide="ignore"):

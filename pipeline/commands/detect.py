@@ -69,7 +69,7 @@ def detect(
     from skydelta.kernels.backend import resolve
     from skydelta.stages.base import Context
     from skydelta.stages.findsources import find_sources, gaussian_psf
-    from skydelta.stages.sources import Sources
+    from skydelta.stages.sources import Sources, check_positions
 
     if out.suffix and out.suffix not in FORMATS and not out.is_dir():
         raise ConfigError(f"{out}: catalogues are written as {', '.join(FORMATS)}, not {out.suffix!r}")
@@ -85,6 +85,8 @@ def detect(
     }
     stage = Sources(**{name: value for name, value in wanted.items() if value is not None})
     table = None if positions is None else Catalog.of_file(positions)
+    if table is not None:
+        check_positions(table, str(positions))
     ctx = Context(resolve(device), id="detect")
     named: dict[str, Any] = {name: path for name, path in planes.items() if path is not None}
     number = int(hdu) if hdu is not None and hdu.isdigit() else hdu

@@ -349,7 +349,7 @@ def test_forced_photometry(rng, figure):
 
 def test_positions_where_nothing_can_be_measured(rng):
     e = exposure(rng.normal(0, 1, (60, 70)))
-    table = Catalog({"x": [-50.0, 30.0, np.nan, 69.3, 1e12], "y": [10.0, 30, 5, 30, 1e12]})
+    table = Catalog({"x": [-50.0, 30.0, -7e5, 69.3, 1e12], "y": [10.0, 30, 5, 30, 1e12]})
     got = Sources()(e, table)
     np.testing.assert_array_equal(np.isfinite(got["flux"].value), [False, True, False, True, False])
     np.testing.assert_array_equal(got.has("NO_FIT"), [True, False, True, False, True])
@@ -360,9 +360,8 @@ def test_positions_where_nothing_can_be_measured(rng):
     ctx = Context(CPU, id="one")
     Sources().execute(ctx, {"image": e, "positions": table})
     assert ctx.flags == {"positions_outside": "3 of 5 positions lie outside the image of 70 x 60 px: not measured"}
-    for far, said in (([-50.0, 90.0], "x -50 to 90, y 30 to 30"), ([np.nan, np.inf], "none of them is a number")):
-        with pytest.raises(InputError, match=f"all 2 lie outside the image of 70 x 60 px: .*{said}"):
-            Sources()(e, Catalog({"x": far, "y": [30.0, 30.0]}))
+    with pytest.raises(InputError, match=r"all 2 lie outside the image of 70 x 60 px: .*x -50 to 90, y 30 to 30"):
+        Sources()(e, Catalog({"x": [-50.0, 90.0], "y": [30.0, 30.0]}))
     assert len(Sources()(e, Catalog({"x": np.zeros(0), "y": np.zeros(0)}))) == 0
     with pytest.raises(InputError, match="columns a; x and y or ra and dec"):
         Sources()(e, Catalog({"a": [1]}))
@@ -370,6 +369,31 @@ def test_positions_where_nothing_can_be_measured(rng):
         Sources()(e, Catalog({"ra": [1.0], "dec": [2.0]}))
     with pytest.raises(InputError, match="column x holds no pix"):
         Sources()(e, Catalog({"x": [1.0] * u.m, "y": [2.0]}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"x": [1, np.nan, 3], "y": [1, 2, 3]}, "row 2, column x: nan is no finite number"),
+        ({"x": [1, 2, 3], "y": [1, -np.inf, np.inf]}, "row 2, column y: -inf is no finite number .1 more row like it."),
+        ({"ra": [1, 2, 3], "dec": [95, 0, 91]}, "row 1, column dec: 95 is outside -90 to 90 .1 more row"),
+        ({"ra": [1, 2, 3], "dec": [0, 0, -90.01]}, "row 3, column dec: -90.01 is outside -90 to 90$"),
+        ({"ra": [0, 720, 3], "dec": [95, 0, 0]}, "row 2, column ra: 720 is outside -180 to 360$"),
+        ({"ra": [-181, 720, 3], "dec": [0, 0, 0]}, "row 1, column ra: -181 is outside -180 to 360 .1 more row"),
+        ({"ra": [5400, 1, 1] * u.arcsec, "dec": [0, 0, 100] * u.deg}, "row 3, column dec: 100 is outside -90 to 90"),
+    ],
+)
+def test_positions_that_are_none(rng, columns, said):
+    e = exposure(rng.normal(0, 1, (60, 70)), wcs=wcs())
+    with pytest.raises(InputError, match=f"^positions: {said}"):
+        Sources()(e, Catalog(columns))
+
+
+def test_right_ascensions_wrap(rng):
+    e = exposure(rng.normal(0, 1, (240, 200)), wcs=wcs())
+    ra, dec = wcs().pixel_to_world_values(110.0, 110.0)
+    got = Sources()(e, Catalog({"ra": [ra, ra - 360], "dec": [dec, dec]}))
+    np.testing.assert_allclose(got["x"].value, 110, atol=1e-6)
 
 
 def test_sky_positions_have_errors(rng):
@@ -529,6 +553,9 @@ def test_command_says_what_is_wrong(file, tmp_path):
     Table({"x": [10.0, 5000.0], "y": [20.0, 20.0]}).write(tmp_path / "some.csv")
     said = run(path, "-o", tmp_path / "some.ecsv", "--positions", tmp_path / "some.csv")
     assert said.count("1 of 2 positions lie outside the image") == 1
+    (tmp_path / "bad.csv").write_text("ra,dec\n10,20\n10,\n10,95\n")
+    said = run(path, "-o", tmp_path / "bad.ecsv", "--positions", tmp_path / "bad.csv", code=3)
+    assert said == f"skydelta: {tmp_path / 'bad.csv'}: row 2, column dec: nan is no finite number\n"
     Table({"x": [4000.0, 5000.0], "y": [20.0, 20.0]}).write(tmp_path / "far.csv")
     said = run(path, "-o", tmp_path / "far.ecsv", "--positions", tmp_path / "far.csv", code=3)
     assert len(said.strip().splitlines()) == 1 and "all 2 lie outside the image of 400 x 400 px" in said

@@ -87,7 +87,9 @@ def test_a_given_zero_point_and_errors(night, tmp_path):
     table = Catalog.load(tmp_path / "a" / "items" / "v0" / "catalog.ecsv")
     bright = np.asarray(table["flux"].value) > 0
     np.testing.assert_allclose(table["mag"].value[bright], 25 - 2.5 * np.log10(table["flux"].value[bright]))
+    (folder / "bad.csv").write_text("ra,dec\n10,20\n10,95\n")
     for more, code, said in (
+        (("--set", f"inputs.positions={folder}/bad.csv"), 3, "bad.csv: row 2, column dec: 95 is outside -90 to 90"),
         (on, 2, "zero_point: one of value and catalog is needed, not neither"),
         ((*on, "--set", "steps.zero_point.value=nan"), 2, "zero_point.value: "),
         ((*on, "--set", f"steps.zero_point.catalog={folder}/stars.ecsv"), 3, "no column 'mag'"),
