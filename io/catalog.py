@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import re
 from collections.abc import Callable, Mapping
@@ -54,6 +56,9 @@ UCDS = {
 }
 
 FORMATS = (".ecsv", ".parquet", ".vot", ".reg")
+
+OF_ITEM = "catalog.parquet"
+"""The form of an item's catalogue that is read back: ``catalog.ecsv`` beside it says the same, ten times slower."""
 
 
 def bits(*names: str) -> int:
@@ -229,18 +234,20 @@ def _from_parquet(path: Path) -> Catalog:
     }
     if header is None:
         return Catalog(columns)
-    out = Catalog.read(header.decode(), format="ascii.ecsv")
-    filled = Catalog(
-        {n: columns[n].astype(out[n].dtype if columns[n].dtype.kind not in "SUO" else str) for n in out.colnames}
-    )
+    described = _of_header(header.decode())
+    typed = {n: columns[n].astype(described[n].dtype if columns[n].dtype.kind not in "SUO" else str) for n in columns}
+    units = {n: unit for n in described.colnames if (unit := described[n].info.unit) is not None}
+    out = Catalog.of({n: typed[n] for n in described.colnames}, units, copy.deepcopy(described.meta))
     for name in out.colnames:
-        info = out[name].info
-        if info.unit is not None:
-            filled[name] = filled[name] * info.unit
-        filled[name].info.description = info.description
-        filled[name].info.meta = info.meta
-    filled.meta = out.meta
-    return filled
+        out[name].info.description = described[name].info.description
+        out[name].info.meta = copy.deepcopy(described[name].info.meta)
+    return out
+
+
+@functools.lru_cache(16)
+def _of_header(header: str) -> Catalog:
+    """The table without rows of an ECSV header; all items of a night have one header, which takes longer than rows."""
+    return Catalog.read(header, format="ascii.ecsv")
 
 
 def _votable(table: Catalog) -> bytes:

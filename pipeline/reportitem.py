@@ -13,8 +13,9 @@ import numpy as np
 from astropy.io import fits
 from astropy.table import Table
 
-from skydelta.io.catalog import Catalog, bits, names_of
+from skydelta.io.catalog import OF_ITEM, Catalog, bits, names_of
 from skydelta.io.field import Domain, polynomial_terms
+from skydelta.io.fits.reader import open_file
 from skydelta.pipeline import pictures
 
 CANDIDATES = 60
@@ -176,9 +177,11 @@ def _charts(item: Item) -> str:
     if not (difference.is_file() and preview.is_file()):
         return ""
     with fits.open(difference) as hdus:
-        shape = hdus["SCI"].shape
-        figures = [_kernel(hdus["KERNEL"], shape), *_stamps(Table.read(preview, hdu="STAMPS"), shape)]
-        figures += _histogram(hdus["SNR"].data)
+        kernel = hdus["KERNEL"]
+        with open_file(difference) as file:
+            score = file.pixels("SNR")
+        figures = [_kernel(kernel, score.shape), *_stamps(Table.read(preview, hdu="STAMPS"), score.shape)]
+        figures += _histogram(score)
     return f'<h3>Matching and noise</h3><div class="grid">{"".join(figures)}</div>'
 
 
@@ -261,7 +264,7 @@ def ranks(catalog: Catalog) -> list[tuple[bool, float]]:
 
 def candidates(item: Item, most: int, heading: str = "") -> tuple[int, list[str]] | None:
     """How many an item has, and the cards of the first of them; None without a catalogue or stamps."""
-    table, cubes = item.folder / "catalog.ecsv", item.folder / "stamps.fits"
+    table, cubes = item.folder / OF_ITEM, item.folder / "stamps.fits"
     if not (table.is_file() and cubes.is_file()):
         return None
     catalog = Catalog.load(table)
@@ -272,8 +275,8 @@ def candidates(item: Item, most: int, heading: str = "") -> tuple[int, list[str]
     with fits.open(cubes) as hdus:
         if list(hdus["STAMPS"].data["id"]) != list(catalog["id"]):
             return len(catalog), []
-        planes = ("SCIENCE", "TEMPLATE", "DIFFERENCE")
-        return len(catalog), [_card(catalog[k], heading, *(hdus[n].data[k] for n in planes)) for k in order]
+        cubes_of = [hdus[n].data for n in ("SCIENCE", "TEMPLATE", "DIFFERENCE")]
+        return len(catalog), [_card(catalog[k], heading, *(cube[k] for cube in cubes_of)) for k in order]
 
 
 def _card(row: Any, heading: str, science: np.ndarray, template: np.ndarray, difference: np.ndarray) -> str:

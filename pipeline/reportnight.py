@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from skydelta.errors import InputError
-from skydelta.io.catalog import Catalog
+from skydelta.io.catalog import OF_ITEM, Catalog
 from skydelta.pipeline import pictures
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.reportitem import Item, candidates, number, ranks
@@ -176,7 +176,7 @@ def _gallery(items: Sequence[Item]) -> str:
     """The most significant candidates of all items, clean ones first; each names its item."""
     found = []
     for n, item in enumerate(items):
-        path = item.folder / "catalog.ecsv"
+        path = item.folder / OF_ITEM
         if item.status == "done" and path.is_file() and (item.folder / "stamps.fits").is_file():
             catalog = Catalog.load(path)
             if {"flags", "snr"} <= set(catalog.colnames):

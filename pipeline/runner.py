@@ -19,7 +19,7 @@ from astropy.table import Table
 
 from skydelta import __version__
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
-from skydelta.io.catalog import Catalog
+from skydelta.io.catalog import OF_ITEM, Catalog
 from skydelta.io.storage import write_bytes
 from skydelta.kernels.backend import Backend, resolve
 from skydelta.pipeline import receipts, secondpass
@@ -361,7 +361,7 @@ def _gathered(folder: RunFolder, catalogs: bool = True) -> tuple[list[dict[str, 
     rows = []
     for r in folder.all():
         rows.append(_summary_row(r))
-        path = folder.root / "items" / r["id"] / "catalog.ecsv"
+        path = folder.root / "items" / r["id"] / OF_ITEM
         if catalogs and r["status"] == "done" and path.is_file():
             parts.append(Part.of(r, Catalog.load(path)))
     return rows, parts

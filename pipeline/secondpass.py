@@ -11,7 +11,7 @@ from astropy import units as u
 from astropy.table import vstack
 
 from skydelta.errors import ConfigError, InputError
-from skydelta.io.catalog import Catalog
+from skydelta.io.catalog import OF_ITEM, Catalog
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.receipts import RunFolder
@@ -122,7 +122,7 @@ def write_light_curves(folder: RunFolder, done: Iterable[str], times: Mapping[st
     seen = _detections(folder.root / "catalog.parquet")
     parts = []
     for name in sorted(done):
-        path = folder.second().root / folder.second().place / name / "catalog.ecsv"
+        path = folder.second().root / folder.second().place / name / OF_ITEM
         part = Catalog.load(path)
         if not {"id", "flux", "flux_err"} <= set(part.colnames):
             raise InputError(f"{path}: columns {', '.join(part.colnames)}; id, flux and flux_err are needed")

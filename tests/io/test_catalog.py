@@ -58,6 +58,29 @@ def test_other_programs_read_them(tmp_path):
     assert regions[2].startswith("circle(1.000,1.000,")  # DS9 counts from 1
 
 
+def test_both_forms_of_an_item_read_the_same_whatever_was_read_before(tmp_path):
+    plain = make_catalog(5)
+    other = make_catalog(3)
+    other["flux"] = other["flux"].value * u.Jy
+    other.meta["limit"] = [1.5, {"unit": "mag"}]
+    for k, table in enumerate((plain, other, plain)):
+        files = [tmp_path / f"{k}{suffix}" for suffix in (".ecsv", ".parquet")]
+        for path in files:
+            table.save(path)
+        slow, fast = (Catalog.load(path) for path in files)
+        assert slow.meta == fast.meta and slow.colnames == fast.colnames
+        for name in slow.colnames:
+            a, b = slow[name], fast[name]
+            assert (type(a), a.info.unit, a.dtype.kind) == (type(b), b.info.unit, b.dtype.kind)
+            assert (a.info.description, a.info.meta) == (b.info.description, b.info.meta)
+            pair = (np.asarray(getattr(v, "value", v)) for v in (a, b))
+            assert np.array_equal(*pair, equal_nan=a.dtype.kind == "f")
+        fast["flux"].info.description = "changed"  # what is read next is not told of it
+        fast["flux"].info.meta["ucd"] = "changed"
+        fast.meta.setdefault("limit", []).append("changed")
+        fast["flux"][:] *= 2
+
+
 def test_ready_columns_make_the_table_that_the_constructor_makes(tmp_path):
     rng = np.random.default_rng(3)
     columns = {
