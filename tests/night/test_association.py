@@ -207,7 +207,7 @@ def test_a_run_makes_both_from_its_folder(tmp_path):
         folder = tmp_path / "items" / item
         folder.mkdir(parents=True)
         p = part(item, [10 + k * 0.5 / 3600], [0], [9], [1])
-        p.catalog.save(folder / "catalog.ecsv")
+        p.catalog.save(folder / "catalog.parquet")
         metrics = {"mjd": 60010.0 - k, "fwhm_science_px": 4.0, "pixel_scale_arcsec": 0.3}
         step = {"id": "write", "seconds": 1.0, "metrics": metrics, "flags": {}}
         receipt = {"id": item, "status": "done", "seconds": 1.0, "steps": [step], "device": {"used": "cpu"}}

@@ -26,7 +26,7 @@ def night(root, n, mjd=True, rows=True):
         columns |= {"flux": np.array([100.0 + k]), "flux_err": np.array([10.0]), "snr": np.array([10.0 + k])}
         units = {"ra": u.deg, "dec": u.deg, "flux": u.adu, "flux_err": u.adu}
         if rows:
-            Catalog.of(columns, units).save(folder / "catalog.ecsv")
+            Catalog.of(columns, units).save(folder / "catalog.parquet")
         metrics = {"noise_ratio": 1 + k / 1000, "flux_limit_5sigma": 50.0 + k, "candidates": 1}
         metrics["sky_centre_deg"] = [(359.5 + k / n) % 360, 5.0]
         metrics |= {"mjd": 60000.0 + k / 24} if mjd else {}

@@ -124,7 +124,7 @@ def test_is_made_from_what_is_left(run_copy):
 
 def test_empty_catalogue(run_copy):
     item = run_copy / "items" / "good"
-    Catalog.load(item / "catalog.ecsv")[:0].save(item / "catalog.ecsv")
+    Catalog.load(item / "catalog.parquet")[:0].save(item / "catalog.parquet")
     assert "None." in " ".join(Page(write_report(run_copy).read_text()).text)
 
 
@@ -161,11 +161,11 @@ def test_candidates_of_all_items_together(run_copy):
     shutil.copytree(run_copy / "items" / "good", run_copy / "items" / "twin")
     receipt = json.loads((run_copy / "items" / "twin" / "receipt.json").read_text())
     (run_copy / "items" / "twin" / "receipt.json").write_text(json.dumps(receipt | {"id": "twin"}))
-    catalog = Catalog.load(run_copy / "items" / "twin" / "catalog.ecsv")
+    catalog = Catalog.load(run_copy / "items" / "twin" / "catalog.parquet")
     clean = np.flatnonzero((np.asarray(catalog["flags"]) & SUSPECT) == 0)
     weakest = clean[np.argmin(np.abs(np.asarray(catalog["snr"])[clean]))]
     catalog["snr"][weakest] = 10 * np.abs(np.asarray(catalog["snr"])).max()
-    catalog.save(run_copy / "items" / "twin" / "catalog.ecsv")
+    catalog.save(run_copy / "items" / "twin" / "catalog.parquet")
     text = write_report(run_copy).read_text()
     gallery = text[text.index("Candidates of all items") :]
     gallery = gallery[: gallery.index("</section>")]
