@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,8 +14,10 @@ from astropy.nddata import NDData
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io import variance as variances
+from skydelta.io.draft import Draft
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
+from skydelta.io.fits.checksum import Checks
 from skydelta.io.fits.layout import Hdu
 from skydelta.io.fits.pixels import Flags, Section
 from skydelta.io.fits.reader import (
@@ -57,52 +58,6 @@ PLATEAU = 5
 Plane = str | Path | np.ndarray | None
 
 
-@dataclass
-class _Draft:
-    """What is gathered before it becomes an Exposure; planes at ``place``, where files are decoded.
-
-    The pixels are in the type that was asked for. ``flags`` holds the mask, with NO_DATA where they have no value, and
-    the type that they have in the file. ``stated`` holds what an NDData object brings along: variance, sigma or weight,
-    mask, psf, wcs.
-    """
-
-    pixels: Array
-    header: fits.Header
-    flags: Flags
-    source: Source | None = None
-    hdu: Hdu | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    stated: dict[str, Any] = field(default_factory=dict)
-    planes: MaskPlanes = field(default_factory=MaskPlanes)
-    has_saturation: bool = False
-    place: Backend = CPU
-    opened: list[Source] = field(default_factory=list)
-    section: Section | None = None
-
-    @property
-    def frame(self) -> tuple[int, int]:
-        """Shape of the image that the section is a part of; other planes must have it too."""
-        if self.section is not None and self.hdu is not None:
-            return self.hdu.shape[0], self.hdu.shape[1]
-        return self.pixels.shape[0], self.pixels.shape[1]
-
-    @property
-    def corner(self) -> tuple[int, int]:
-        """(y, x) of the first pixel in the frame."""
-        return (self.section[0].start, self.section[1].start) if self.section is not None else (0, 0)
-
-    @property
-    def mask(self) -> Array:
-        return self.flags.mask
-
-    @property
-    def label(self) -> str:
-        if self.source is None or self.hdu is None:
-            return "array"
-        return f"{self.source.label}: {self.hdu.label}"
-
-
 def read(
     source: Any,
     *,
@@ -116,6 +71,7 @@ def read(
     gain: float | None = None,
     read_noise: float | None = None,
     saturation: float | None = None,
+    checksum: Literal["warn", "error", "ignore"] = "warn",
     device: str = "auto",
 ) -> Exposure:
     """Read an image with everything that belongs to its pixels.
@@ -143,6 +99,9 @@ def read(
         Electrons per unit of the pixels, electrons; before the cards of the header.
     saturation : float, optional
         Level in the unit of the pixels; before the cards of the header.
+    checksum : {"warn", "error", "ignore"}
+        What is done when DATASUM or CHECKSUM of an HDU do not hold: a warning that is noted, or an InputError. Whole
+        HDUs are verified, parts of them are not.
     device : str
         auto, cpu, cuda or cuda:N.
 
@@ -164,6 +123,7 @@ def read(
         raise ConfigError(f"read: {' and '.join(given)} are given; one of them is allowed")
     if dtype not in ("float32", "native"):
         raise ConfigError(f"read: dtype {dtype!r}; allowed are float32, native")
+    checks = Checks(checksum)
     backend = resolve(device)
     if isinstance(source, Exposure):
         return source.to(backend)
@@ -175,13 +135,19 @@ def read(
             mask = draft.stated.get("mask") if mask is None else mask
             psf = draft.stated.get("psf") if psf is None else psf
         else:
-            draft = _open(source, image, dtype, backend, stack)
+            draft = _open(source, image, dtype, backend, stack, checks)
+        draft.checks = checks
         return _complete(draft, given, mask, psf, gain, read_noise, saturation, stack).to(backend)
 
 
 def _open(
-    source: Any, image: str | int | None, dtype: Literal["float32", "native"], backend: Backend, stack: ExitStack
-) -> _Draft:
+    source: Any,
+    image: str | int | None,
+    dtype: Literal["float32", "native"],
+    backend: Backend,
+    stack: ExitStack,
+    checks: Checks,
+) -> Draft:
     """The image and its header."""
     section: Section | None = None
     if isinstance(source, tuple) and len(source) == 2:
@@ -213,8 +179,8 @@ def _open(
     if section is not None and len(hdu.shape) == 2 and any(s.stop > n for s, n in zip(section, hdu.shape, strict=True)):
         raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
     place = backend if isinstance(opened, FitsFile) else CPU
-    header, decoded, odd = opened.read(hdu, dtype, section, flags, place)
-    draft = _Draft(decoded, opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
+    header, decoded, odd = opened.read(hdu, dtype, section, flags, place, checks)
+    draft = Draft(decoded, opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
     draft.notes["image"] = {
@@ -233,7 +199,7 @@ def _open(
     return draft
 
 
-def _from_array(array: Any, header: Any, dtype: str) -> _Draft:
+def _from_array(array: Any, header: Any, dtype: str) -> Draft:
     pixels = to_host(array)
     if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
         raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
@@ -245,10 +211,10 @@ def _from_array(array: Any, header: Any, dtype: str) -> _Draft:
         own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
     flags = Flags(MaskPlanes().bit("NO_DATA"))
     flags.apply(own)
-    return _Draft(own, cards, flags, notes={"image": {"type": native.name}})
+    return Draft(own, cards, flags, notes={"image": {"type": native.name}})
 
 
-def _from_nddata(data: NDData, dtype: str) -> _Draft:
+def _from_nddata(data: NDData, dtype: str) -> Draft:
     """astropy NDData: uncertainty by its type, mask, WCS, unit."""
     header = data.meta.copy() if isinstance(data.meta, fits.Header) else fits.Header()
     if data.unit is not None:
@@ -268,7 +234,7 @@ def _from_nddata(data: NDData, dtype: str) -> _Draft:
 
 
 def _complete(
-    draft: _Draft,
+    draft: Draft,
     given: dict[str, Any],
     mask: Any,
     psf: Any,
@@ -300,10 +266,11 @@ def _complete(
     counted = [s.counted for s in draft.opened if isinstance(s, FitsFile) and s.counted is not None]
     if counted:
         draft.notes["read"] = summary(counted)
-    if draft.warnings:
-        draft.notes["warnings"] = list(dict.fromkeys(draft.warnings))
-        for line in draft.notes["warnings"]:
-            log.warning("%s: %s", draft.label, line)
+        draft.notes["checksum"] = draft.checks.note()
+    for line in (warned := list(dict.fromkeys(draft.warnings))):
+        log.warning("%s: %s", draft.label, line)
+    if warned or draft.checks.wrong:
+        draft.notes["warnings"] = [*draft.checks.wrong, *warned]
     return Exposure(
         pixels,
         found.values,
@@ -328,7 +295,7 @@ class _Found(NamedTuple):
     own: bool
 
 
-def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
+def _plane(draft: Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
     """A plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
     if not isinstance(given, str | Path):
         whole = given if backend_of(given).is_gpu else np.asarray(given)
@@ -342,12 +309,12 @@ def _plane(draft: _Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
     hdu = source.image(extension) if extension is not None else _companion_file(source, kind, draft)
     name = f"{Path(path).name} {hdu.label}"
     _same_shape(draft, kind, name, hdu.shape)
-    header, pixels, odd = source.read(hdu, section=draft.section, backend=draft.place)
+    header, pixels, odd = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
     draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
     return _Found(pixels, source.keywords(hdu, header), name, own=True)
 
 
-def _companion_file(source: Source, kind: str, draft: _Draft) -> Hdu:
+def _companion_file(source: Source, kind: str, draft: Draft) -> Hdu:
     """In a file that holds one plane: the HDU of that role, else of the image's name, else the only rule there is."""
     roles = {"weight": ("weight",), "sigma": ("sigma", "uncertainty"), "variance": ("variance", "uncertainty")}
     for wanted in roles.get(kind, (kind,)):
@@ -360,12 +327,12 @@ def _companion_file(source: Source, kind: str, draft: _Draft) -> Hdu:
     return source.image()
 
 
-def _same_shape(draft: _Draft, kind: str, name: str, shape: tuple[int, ...]) -> None:
+def _same_shape(draft: Draft, kind: str, name: str, shape: tuple[int, ...]) -> None:
     if shape != draft.frame:
         raise InputError(f"{draft.label}: {kind} ({name}) has shape {shape}, the image {draft.frame}")
 
 
-def _beside(draft: _Draft, kind: str) -> _Found | None:
+def _beside(draft: Draft, kind: str) -> _Found | None:
     """The plane of a role in the image's own file."""
     if draft.source is None or draft.hdu is None:
         return None
@@ -374,13 +341,13 @@ def _beside(draft: _Draft, kind: str) -> _Found | None:
         return None
     if hdu.fault is None:
         _same_shape(draft, kind, hdu.label, hdu.shape)
-    header, pixels, odd = draft.source.read(hdu, section=draft.section, backend=draft.place)
+    header, pixels, odd = draft.source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
     draft.warnings += [f"{hdu.label}: {line}" for line in odd]
     own = isinstance(draft.source, FitsFile)  # other pixels are those of the caller's HDU
     return _Found(pixels, draft.source.keywords(hdu, header), hdu.label, own)
 
 
-def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
+def _attach_mask(draft: Draft, given: Any, stack: ExitStack) -> None:
     found = _plane(draft, "mask", given, stack) if given is not None else _beside(draft, "mask")
     if found is None:
         draft.notes["mask"] = {"source": "none"}
@@ -397,7 +364,7 @@ def _attach_mask(draft: _Draft, given: Any, stack: ExitStack) -> None:
     draft.notes["mask"] = {"source": found.name, "convention": decoded.convention}
 
 
-def _mark_saturation(draft: _Draft, level: float | None) -> None:
+def _mark_saturation(draft: Draft, level: float | None) -> None:
     """SAT where the image reaches the level, when no mask says it."""
     if draft.has_saturation:
         draft.notes["saturation"] = {"source": "mask"}
@@ -418,7 +385,7 @@ def _mark_saturation(draft: _Draft, level: float | None) -> None:
     draft.notes["saturation"] = {"source": source, "level": float(level), "pixels": pixels}
 
 
-def _saturation_card(draft: _Draft) -> tuple[float | None, str]:
+def _saturation_card(draft: Draft) -> tuple[float | None, str]:
     for card in SATURATION_CARDS:
         level = _number(draft, card)
         if level is not None:
@@ -427,7 +394,7 @@ def _saturation_card(draft: _Draft) -> tuple[float | None, str]:
     return (min(amplifiers), "SATURATA, SATURATB") if amplifiers else (None, "")
 
 
-def _plateau(draft: _Draft) -> float | None:
+def _plateau(draft: Draft) -> float | None:
     """The largest value of an image of integers, if it is far above the median and occurs often."""
     if np.dtype(draft.flags.native).kind not in "ui":
         return None
@@ -442,7 +409,7 @@ def _plateau(draft: _Draft) -> float | None:
 
 
 def _variance(
-    draft: _Draft,
+    draft: Draft,
     pixels: Array,
     given: dict[str, Any],
     gain: float | None,
@@ -480,19 +447,19 @@ def _variance(
     return variances.Variance(nothing, {"source": "none", "kind": "none"})
 
 
-def _sum_of_components(draft: _Draft, source: Source) -> tuple[Array, str]:
+def _sum_of_components(draft: Draft, source: Source) -> tuple[Array, str]:
     total, names = draft.place.xp.zeros(draft.pixels.shape), []
     for hdu in source.hdus:
         if role(hdu) == "variance component" and draft.hdu is not None and hdu.version == draft.hdu.version:
             if hdu.fault is None:
                 _same_shape(draft, "variance", hdu.label, hdu.shape)
-            _, values, _ = source.read(hdu, section=draft.section, backend=draft.place)
+            _, values, _ = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
             total += values
             names.append(hdu.name)
     return total, " + ".join(names)
 
 
-def _detector(draft: _Draft, gain: float | None, read_noise: float | None) -> variances.Detector:
+def _detector(draft: Draft, gain: float | None, read_noise: float | None) -> variances.Detector:
     def first(given: float | None, cards: tuple[str, ...], pair: tuple[str, str]) -> float | None:
         if given is not None:
             return given
@@ -514,7 +481,7 @@ def _detector(draft: _Draft, gain: float | None, read_noise: float | None) -> va
     )
 
 
-def _number(draft: _Draft, card: str) -> float | None:
+def _number(draft: Draft, card: str) -> float | None:
     """A card as a finite number; one that is not is left aside with a warning."""
     if card not in draft.header:
         return None
@@ -537,7 +504,7 @@ def _why_unusable(found: variances.Variance) -> str:
     )
 
 
-def _doubt(draft: _Draft, pixels: Array, found: variances.Variance, good: Array) -> None:
+def _doubt(draft: Draft, pixels: Array, found: variances.Variance, good: Array) -> None:
     """Compare a stated variance with the noise of the image; a wrong kind of plane shows here."""
     ratio = variances.sky_chi2(pixels, found.values, good)
     found.note["sky_chi2"] = ratio
@@ -548,7 +515,7 @@ def _doubt(draft: _Draft, pixels: Array, found: variances.Variance, good: Array)
         )
 
 
-def _wcs(draft: _Draft) -> Any:
+def _wcs(draft: Draft) -> Any:
     if "wcs" in draft.stated:
         draft.notes["wcs"] = "given"
         return draft.stated["wcs"]
@@ -566,7 +533,7 @@ def _wcs(draft: _Draft) -> Any:
     return wcs
 
 
-def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
+def _psf(draft: Draft, given: Any, stack: ExitStack) -> Psf | None:
     shape = draft.frame
     if isinstance(given, Psf):
         draft.notes["psf"] = {"source": "given"}
@@ -588,7 +555,7 @@ def _psf(draft: _Draft, given: Any, stack: ExitStack) -> Psf | None:
         return stamp.moved(*draft.corner)
     if source is None or hdu is None:
         return None
-    header, pixels, _ = source.read(hdu)
+    header, pixels, _ = source.read(hdu, checks=draft.checks)
     try:
         made, said = psf_from_hdu(pixels, header, shape)
     except InputError as e:

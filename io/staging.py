@@ -15,6 +15,7 @@ import numpy as np
 
 from skydelta.io.routes import REQUESTS, Counted
 from skydelta.io.storage import SPAN, Content
+from skydelta.io.tally import Tally
 from skydelta.kernels.backend import Array, Backend, cupy
 from skydelta.kernels.core.devices import active, pinned
 
@@ -39,6 +40,7 @@ class Transfer:
     Parameters
     ----------
     content : Content
+        A `Tally` sums the bytes where they arrive.
     offset, size : int
         Not negative.
     backend : Backend
@@ -52,6 +54,8 @@ class Transfer:
     """
 
     def __init__(self, content: Content, offset: int, size: int, backend: Backend) -> None:
+        self._tally = content if isinstance(content, Tally) else None
+        content = content.content if isinstance(content, Tally) else content
         self._content, self._offset, self._backend = content, offset, backend
         self._reading = content.start(offset, size, backend) if isinstance(content, Counted) else None
         self._staging: _Staging | None = None
@@ -77,6 +81,10 @@ class Transfer:
             staging, self._staging = self._staging, None
             staging = staging or _Staging(self._content, self._offset, self.array, self._backend)
             self._got = staging.finish()
+        tally, self._tally = self._tally, None
+        if tally is not None:
+            with active(self._backend):
+                tally.add(self._offset, self.array[: self._got])
         return self._got
 
     def _direct(self) -> int | None:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.checksum import add_words
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
 SAME = Tolerance(0.0, 0.0, "integers, and float64 steps that round alike everywhere: the same bits")
@@ -104,19 +105,6 @@ def big_endian(pixels: Array, flip: bool = False) -> tuple[Array, int]:
         raw = xp.concatenate([raw, xp.asarray(np.resize(pattern, rest))])
     words, total = implementation(BIG_ENDIAN, backend_of(pixels))(raw.view(np.uint32), size, flip)
     return words.view(np.uint8), add_words(total)
-
-
-def add_words(*totals: int) -> int:
-    """Ones-complement sum: carries out of 32 bits come back in at the low end."""
-    total = sum(totals)
-    while total >> 32:
-        total = (total & 0xFFFFFFFF) + (total >> 32)
-    return total
-
-
-def word_sum(data: Array) -> int:
-    """Ones-complement sum of the big-endian 32-bit words of uint8 (n,), zeros behind its end (FITS 4.0, appendix J)."""
-    return big_endian(data)[1]
 
 
 def quantise_tiles(image: Array, tile: tuple[int, int], level: float, seed: int) -> tuple[Array, Array, Array, Array]:

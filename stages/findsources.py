@@ -17,6 +17,7 @@ from skydelta.kernels.backend import resolve
 from skydelta.stages.background import Background
 from skydelta.stages.base import Context
 from skydelta.stages.detect import Detect
+from skydelta.stages.load import flag_reading
 from skydelta.stages.psf import MeasurePsf
 from skydelta.stages.sources import Sources
 
@@ -95,8 +96,7 @@ def detect(
     given = {name: value for name, value in (("variance", variance), ("mask", mask), ("psf", psf)) if value is not None}
     if not isinstance(image, Exposure) or given or image.variance is None:
         image = read(image, **given, device=device)
-    for line in image.notes.get("warnings", []):
-        ctx.flag("reading", line)
+    flag_reading(ctx, image)
     if fwhm is not None:
         image = image.with_(psf=gaussian_psf(fwhm, image.shape))
     return find_sources(ctx, image, stage, background or "mesh", cell, _table(positions))

@@ -34,6 +34,9 @@ class LoadConfig(StageConfig):
     gain: float | None = Field(None, gt=0, description="Electrons per unit of the pixels; none: from the header.")
     read_noise: float | None = Field(None, gt=0, description="Read noise, electrons; none: from the header.")
     saturation: float | None = Field(None, description="Saturation level, unit of the pixels; none: from the header.")
+    checksum: Literal["warn", "error", "ignore"] = Field(
+        "warn", description="What is done when DATASUM or CHECKSUM of an HDU do not hold."
+    )
 
 
 class Load(Stage[LoadConfig]):
@@ -58,12 +61,20 @@ class Load(Stage[LoadConfig]):
             if config[name] is not None:
                 config[name] = under(ctx.base, config[name])
         exposure = read(under(ctx.base, path), **config, device=ctx.backend.name)
-        for i, line in enumerate(exposure.notes.get("warnings", [])):
-            ctx.flag(f"reading_{i + 1}" if i else "reading", line)
+        flag_reading(ctx, exposure)
         for name, note in exposure.notes.items():
             if name != "warnings":
                 ctx.metric(name, note)
         return {"image": exposure}
+
+
+def flag_reading(ctx: Context, exposure: Exposure) -> None:
+    """Flags for what was odd about a file: ``checksum``, ``checksum_2``, ... and ``reading``, ``reading_2``, ..."""
+    wrong = exposure.notes.get("checksum", {}).get("wrong", [])
+    others = [line for line in exposure.notes.get("warnings", []) if line not in wrong]
+    for flag, lines in (("checksum", wrong), ("reading", others)):
+        for i, line in enumerate(lines):
+            ctx.flag(f"{flag}_{i + 1}" if i else flag, line)
 
 
 class LoadKernelConfig(StageConfig):

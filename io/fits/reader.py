@@ -15,6 +15,7 @@ from astropy.table import Table
 
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, readable
+from skydelta.io.fits.checksum import Checks
 from skydelta.io.fits.layout import Hdu, scan
 from skydelta.io.fits.pixels import Flags, Section, header_of, nulls
 from skydelta.io.fits.pixels import read as read_pixels
@@ -22,6 +23,7 @@ from skydelta.io.fits.tiled import grid_of
 from skydelta.io.routes import Counted, is_url, open_source
 from skydelta.io.storage import Content
 from skydelta.kernels.backend import CPU, Array, Backend, resolve
+from skydelta.kernels.core.devices import active
 
 ROLES = {
     "image": ("SCI", "IMAGE", "SCIENCE", "DATA"),
@@ -64,7 +66,7 @@ class Source:
     oddities: list[str]
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend, checks: Checks
     ) -> tuple[Array, list[str]]:
         raise TypeError("a source implements _pixels")
 
@@ -94,6 +96,7 @@ class Source:
         section: Section | None = None,
         flags: Flags | None = None,
         backend: Backend = CPU,
+        checks: Checks | None = None,
     ) -> tuple[fits.Header, Array, list[str]]:
         """Image header, pixels in native byte order (y, x), and what is odd about them.
 
@@ -108,17 +111,19 @@ class Source:
             Marks pixels without a value in the same pass.
         backend : Backend
             Where the pixels are decoded and stay.
+        checks : Checks, optional
+            What is done about checksums, and what they said; warnings when left out.
 
         Raises
         ------
         InputError
             The HDU is no image, has no pixels, is truncated or damaged.
         """
-        pixels, odd = self._checked(hdu, dtype, section, flags, backend)
+        pixels, odd = self._checked(hdu, dtype, section, flags, backend, checks or Checks())
         return self._header(hdu), pixels, odd
 
     def _checked(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend, checks: Checks
     ) -> tuple[Array, list[str]]:
         """Pixels and what is odd about them; errors name file and HDU."""
         if hdu.fault:
@@ -128,7 +133,7 @@ class Source:
         if 0 in (hdu.shape or (0,)):
             raise self.error(hdu, f"has no pixel data (shape {hdu.shape})")
         try:
-            return self._pixels(hdu, dtype, section, flags, backend)
+            return self._pixels(hdu, dtype, section, flags, backend, checks)
         except InputError as e:
             raise self.error(hdu, str(e).removeprefix(f"{self.label}: "), **e.numbers) from None
         except MemoryError:
@@ -140,6 +145,7 @@ class Source:
         section: Section | None = None,
         dtype: Literal["native", "float32"] = "native",
         device: str = "cpu",
+        checksum: Literal["warn", "error", "ignore"] = "warn",
     ) -> Array:
         """Pixels of an HDU, by name or number, or of the image chosen by rule; a part of them with ``section``.
 
@@ -151,14 +157,19 @@ class Source:
         dtype : {"native", "float32"}
         device : str
             auto, cpu, cuda or cuda:N: where they are decoded and stay.
+        checksum : {"warn", "error", "ignore"}
+            What is done when DATASUM or CHECKSUM do not hold; a part of an HDU is not verified.
 
         Raises
         ------
         InputError
             As `read`; no such HDU; an empty section.
+        ConfigError
+            Another ``checksum``.
         """
+        checks = Checks(checksum)
         hdu = self.image() if extension is None else self.find(extension)
-        return self._checked(hdu, dtype, section, None, resolve(device))[0]
+        return self._checked(hdu, dtype, section, None, resolve(device), checks)[0]
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
@@ -335,9 +346,14 @@ class FitsFile(Source):
             raise
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend, checks: Checks
     ) -> tuple[Array, list[str]]:
-        return read_pixels(hdu, self.content, dtype, section, flags=flags, backend=backend)
+        tally = checks.begin(hdu, self.content, section is None)
+        pixels = read_pixels(hdu, tally or self.content, dtype, section, flags=flags, backend=backend)
+        if tally is not None:
+            with active(backend):
+                checks.end(hdu, tally, self.label)
+        return pixels
 
     def _header(self, hdu: Hdu) -> fits.Header:
         return header_of(hdu)
@@ -381,7 +397,7 @@ class InMemory(Source):
             self.hdus.append(Hdu(i, kind, Cards(header=hdu.header), shape=tuple(hdu.shape) if hdu.is_image else ()))
 
     def _pixels(
-        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend
+        self, hdu: Hdu, dtype: str, section: Section | None, flags: Flags | None, backend: Backend, checks: Checks
     ) -> tuple[Array, list[str]]:
         data = np.asarray(self._hdulist[hdu.index].data)
         data = data if section is None else data[section]

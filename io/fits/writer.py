@@ -24,7 +24,8 @@ from skydelta.io.psf import GridPsf, PixelPsf, Psf
 from skydelta.io.storage import write_bytes
 from skydelta.io.wcs import wcs_cards
 from skydelta.kernels.backend import Array, to_host
-from skydelta.kernels.encode import add_words, big_endian, word_sum
+from skydelta.kernels.checksum import add_words, word_sum
+from skydelta.kernels.encode import big_endian
 
 CHECKED = "by skydelta"
 """Fixed text of the checksum comments: the writer's default is the time, and equal data must give equal bytes."""
