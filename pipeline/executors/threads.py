@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +15,10 @@ from skydelta.pipeline.items import WorkItem
 PATIENCE = 20.0
 """Seconds that an interrupted run waits for its threads to reach the end of the step they are in."""
 
+SWITCH = 5e-4
+"""Seconds after which a thread that runs Python makes room for another, ten times fewer than Python's own. One that
+drives a device gives way at each of a thousand launches and waits this long to come back: 4 threads did 2.55 pairs of
+4096 px a second instead of 2.06 (NVIDIA H200)."""
 
 _Inbox = queue.SimpleQueue[tuple[WorkItem, WorkItem | None] | None]
 
@@ -91,6 +96,8 @@ class Threads:
 
     def map(self, task: Task, items: Iterable[WorkItem]) -> Iterator[Receipt]:
         order = Order(items)
+        patience = sys.getswitchinterval()
+        sys.setswitchinterval(min(patience, SWITCH))
         crew = Crew(task, self._seats)
         try:
             first = {n: item for n in range(self.size) if (item := order.next(n)) is not None}
@@ -109,6 +116,7 @@ class Threads:
                 yield result
         finally:
             crew.end()
+            sys.setswitchinterval(patience)
 
     def close(self) -> None:
         """The threads end with each map."""

@@ -13,6 +13,7 @@ import pytest
 import skydelta
 from skydelta.errors import ConfigError, ExitCode, WorkerError
 from skydelta.pipeline.executors import dask
+from skydelta.pipeline.executors.threads import SWITCH, Threads
 from skydelta.pipeline.graph import bind, external
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.job import Job
@@ -60,6 +61,21 @@ def visit(tmp_path_factory):
 def test_the_job_on_threads(visit, tmp_path):
     table, expected = visit
     assert run(table, tmp_path / "out", executor="threads", workers=2) == expected
+
+
+def test_threads_give_way_often_and_leave_the_interpreter_as_it_was():
+    def task(item, seat, tell, following):
+        if item.id == "b":
+            raise ValueError(item.id)
+        return {"interval": sys.getswitchinterval()}
+
+    before = sys.getswitchinterval()
+    seen = []
+    with pytest.raises(ValueError, match="b"):
+        for receipt in Threads("cpu", 1).map(task, [WorkItem(name, {}) for name in "ab"]):
+            seen.append(receipt["interval"])
+    assert seen == [pytest.approx(SWITCH)] and before > SWITCH
+    assert sys.getswitchinterval() == before
 
 
 def test_the_job_on_dask(visit, tmp_path, cluster):
