@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ from skydelta.pipeline.workflow import Workflow
 
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.ENOTCONN})
 """What a disk or a network file system says when it may do better a moment later."""
+
+
+URGENT = ("misaligned", "checksum", "noise_scale", "variance_scale", "pixels_lost")
+"""Flags that a reader must see before the numbers."""
 
 
 def digest(path: Path) -> str:
@@ -257,6 +261,35 @@ class RunFolder:
             if not path.is_file() or digest(path) != sha:
                 return None
         return receipt
+
+
+def flag_lines(steps: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[str, str]]:
+    """Flags of the steps of an item, `URGENT` ones first.
+
+    Parameters
+    ----------
+    steps : iterable of (id, flags)
+
+    Returns
+    -------
+    list of (name, text)
+        The name has that of the step behind it where several steps say different things.
+    """
+    said: dict[str, dict[str, str]] = {}
+    for step, flags in steps:
+        for name, text in flags.items():
+            said.setdefault(name, {}).setdefault(text, step)
+    order = {name: k for k, name in enumerate(URGENT)}
+    return [
+        (f"{name} ({step})" if len(texts) > 1 else name, text)
+        for name, texts in sorted(said.items(), key=lambda flag: order.get(flag[0], len(order)))
+        for text, step in texts.items()
+    ]
+
+
+def urgent(name: str) -> bool:
+    """Whether a flag, as `flag_lines` names it, says that the numbers cannot be trusted."""
+    return name.partition(" ")[0] in URGENT
 
 
 def passing(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from skydelta.io.catalog import OF_ITEM, Catalog, bits, names_of
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.io.fits.reader import open_file
 from skydelta.pipeline import pictures
+from skydelta.pipeline.receipts import flag_lines, urgent
 
 CANDIDATES = 60
 """At most this many candidates are shown as pictures, the most significant first."""
@@ -130,7 +131,10 @@ def section(item: Item, root: Path) -> str:
 
 def _notes(item: Item) -> str:
     lines = [f'<li class="error"><b>Failed.</b> {escape(item.error)}</li>'] if item.error else []
-    lines += [f"<li><code>{escape(n)}</code> {escape(t)}</li>" for n, t in item.flags.items() if t != item.error]
+    for name, text in flag_lines((step.id, step.flags) for step in item.steps):
+        if text != item.error:
+            mark = ' class="error"' if urgent(name) else ""
+            lines.append(f"<li{mark}><code>{escape(name)}</code> {escape(text)}</li>")
     return f'<ul class="notes">{"".join(lines)}</ul>' if lines else ""
 
 

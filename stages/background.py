@@ -71,7 +71,7 @@ class Background(Stage[BackgroundConfig]):
     """
 
     name = "background"
-    version = 1
+    version = 2
     inputs = {"image": Port(Exposure, "image with its sky")}
     outputs = {"image": Port(Exposure, "sky-subtracted image", replaces="image")}
 
@@ -106,8 +106,9 @@ class Background(Stage[BackgroundConfig]):
             blank, second = good, _Cells.measure(residual, good, size)
         fine, correction = self._sky(image, second)
         subtracted = xp.subtract(residual, fine, out=fine)
-        self._report(ctx, image, subtracted, blank, second, level + correction)
-        return {"image": image.with_(image=subtracted, notes={**image.notes, "sky_level": level + correction})}
+        ratio = self._report(ctx, image, subtracted, blank, second, level + correction)
+        found = {"sky_level": level + correction, "sky_sigma_over_predicted": ratio}
+        return {"image": image.with_(image=subtracted, notes={**image.notes, **found})}
 
     def _sky(self, image: Exposure, cells: _Cells) -> tuple[Array, float]:
         """The sky (H, W) through the medians of the cells, and its mean level."""
@@ -120,7 +121,8 @@ class Background(Stage[BackgroundConfig]):
 
     def _report(
         self, ctx: Context, image: Exposure, subtracted: Array, blank: Array, cells: _Cells, level: float
-    ) -> None:
+    ) -> float:
+        """Figures and flags; the noise of the sky over what the variance plane predicts, NaN where that is unknown."""
         ctx.metric("sky_level", level)
         ctx.metric("sky_sigma", float(median(cells.sigma[cells.valid])))
         ctx.metric("sky_cells", int(cells.valid.sum()))
@@ -130,14 +132,27 @@ class Background(Stage[BackgroundConfig]):
         sample = xp.ascontiguousarray(blank[part])
         ctx.metric("sky_fraction", _number(blank) / blank.size)
         if image.variance is None:
-            return
+            return float("nan")
         z = xp.where(sample, subtracted[part] / xp.sqrt(image.variance[part]), np.float32(np.nan))
         ratio = float(levels(z)[1])
         if not np.isfinite(ratio):
-            return
+            return ratio
         ctx.metric("sky_sigma_over_predicted", ratio)
         if not 1 / NOISE_RATIO <= ratio <= NOISE_RATIO:
-            ctx.flag("variance_scale", f"the sky's noise is {ratio:.2f} times what the variance plane predicts")
+            ctx.flag(
+                "variance_scale",
+                f"the sky's noise is {ratio:.2f} times what the variance plane predicts: the variance is "
+                f"{variance_words(ratio)}, every error and signal-to-noise is wrong by as much",
+            )
+        return ratio
+
+
+def variance_words(ratio: float) -> str:
+    """How wrong a variance is where the noise is ``ratio`` times what it says: 10 times too small."""
+    if ratio == 0:
+        return "too large where there is no noise"
+    factor, word = (ratio**2, "small") if ratio > 1 else (ratio**-2, "large")
+    return f"{factor:.3g} times too {word}"
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.cutouts import Windows, cutouts
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
+from skydelta.stages.background import NOISE_RATIO, variance_words
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.noise import REACH, image_noise
+from skydelta.stages.robust import levels
 
 SADDLE = 2.0
 """Two peaks of one footprint are two objects when the S/N between them drops by this much below the fainter."""
@@ -38,6 +40,9 @@ DOUBTFUL = ("EDGE", "MASKED", "SATURATED", "SATURATED_TEMPLATE", "LARGE")
 MANY, LOPSIDED = 200, 8.0
 """Candidates from which on, and standard deviations by which, one sign prevails so much that it is said: transients
 rise more often than they fade, so a plain majority means nothing."""
+
+SAMPLES = 2e5
+"""Pixels from which the scatter of a signal-to-noise plane is taken, about, where it is not known."""
 
 LOBE_SIGMA = 3.0
 """Opposite peaks closer than this many PSF sigma are lobes of one dipole; up to twice as far when footprints touch."""
@@ -71,7 +76,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 3
+    version = 4
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),
@@ -104,6 +109,7 @@ class Detect(Stage[DetectConfig]):
         ctx.metric("candidates", len(catalog))
         ctx.metric("dipole_candidates", int(catalog.has("DIPOLE").sum()))
         ctx.metric("threshold", self.config.threshold)
+        _report_noise(ctx, snr if score is None else score.notes.get("snr_std", snr), catalog, self.config.threshold)
         _report_signs(ctx, catalog)
         return {"catalog": catalog}
 
@@ -173,6 +179,28 @@ class Objects:
     y_pos: np.ndarray
     x_neg: np.ndarray
     y_neg: np.ndarray
+
+
+def _report_noise(ctx: Context, spread: Array | float, catalog: Catalog, threshold: float) -> None:
+    """Say when signal-to-noise is no such thing, and what that makes of the candidates.
+
+    ``spread`` is the standard deviation of the signal-to-noise plane, or the plane. Nothing is divided by it.
+    """
+    if not isinstance(spread, float):
+        every = max(1, int(np.sqrt(spread.size / SAMPLES)))
+        spread = float(levels(backend_of(spread).xp.ascontiguousarray(spread[::every, ::every]))[1])
+    if not spread > 0 or 1 / NOISE_RATIO <= spread <= NOISE_RATIO:
+        return
+    own = f"the threshold of {threshold:g} is {threshold / spread:.2g} sigma of the noise that is there"
+    cause = f"a variance {variance_words(spread)}"
+    if spread > 1:
+        weak = int((np.abs(np.asarray(catalog["snr"])) < threshold * spread).sum())
+        ctx.metric("candidates_below_noise", weak)
+        cause += " or of a field full of residuals"
+        own += f", and {weak} of {len(catalog)} candidates do not reach {threshold:g} sigma of it"
+    else:
+        own += ": what is fainter is not found"
+    ctx.flag("noise_scale", f"signal-to-noise scatters by {spread:.2f}, not by 1, as of {cause}; {own}")
 
 
 def _report_signs(ctx: Context, catalog: Catalog) -> None:

@@ -17,7 +17,7 @@ from skydelta.kernels.backend import resolve
 from skydelta.stages.background import Background
 from skydelta.stages.base import Context
 from skydelta.stages.detect import Detect
-from skydelta.stages.load import flag_reading
+from skydelta.stages.load import flag_lost, flag_reading
 from skydelta.stages.psf import MeasurePsf
 from skydelta.stages.sources import Sources
 
@@ -111,6 +111,7 @@ def find_sources(
     positions: Catalog | None = None,
 ) -> Catalog:
     """Sky, PSF and sources of an exposure with variance; what was found out is in the catalogue's meta and ``ctx``."""
+    flag_lost(ctx, image)
     if background != "none":
         sky = Background(model=background, cell=cell)
         image = sky.execute(ctx, {"image": image})["image"]

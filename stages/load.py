@@ -7,14 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.reader import split_extension
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.read import read
+from skydelta.kernels.backend import to_host
 from skydelta.kernels.sky import TOGETHER
 from skydelta.stages.base import Context, Port, Stage, StageConfig
+
+MUCH_LOST = 0.1
+"""Share of the pixels of an image that may be unusable without a word."""
+
+LITTLE = 0.005
+"""Reasons for less than this share are not named."""
 
 _PLANE = "as FILE or FILE[EXT]; none: from the image's own file"
 
@@ -43,7 +51,7 @@ class Load(Stage[LoadConfig]):
     """Image, variance, mask, WCS and PSF of a FITS file, on the device of the run."""
 
     name = "load"
-    version = 2
+    version = 3
     inputs = {"path": Port(str, "FILE or FILE[EXT]")}
     outputs = {"image": Port(Exposure, "what was read", replaces="path")}
     files = ("variance", "sigma", "weight", "mask", "psf")
@@ -65,6 +73,7 @@ class Load(Stage[LoadConfig]):
         for name, note in exposure.notes.items():
             if name != "warnings":
                 ctx.metric(name, note)
+        flag_lost(ctx, exposure, exposure.notes.get("mask", {}).get("usable_fraction"))
         return {"image": exposure}
 
 
@@ -75,6 +84,30 @@ def flag_reading(ctx: Context, exposure: Exposure) -> None:
     for flag, lines in (("checksum", wrong), ("reading", others)):
         for i, line in enumerate(lines):
             ctx.flag(f"{flag}_{i + 1}" if i else flag, line)
+
+
+def flag_lost(ctx: Context, exposure: Exposure, usable: float | None = None) -> None:
+    """Say when more than `MUCH_LOST` of the pixels of an image cannot be used, and for which reasons.
+
+    ``usable`` is the share of those that can, where it is known.
+    """
+    lost = 1 - (to_host(exposure.good().mean()).item() if usable is None else usable)
+    if lost <= MUCH_LOST:
+        return
+    xp, size = exposure.backend.xp, exposure.image.size
+    left = xp.isfinite(exposure.image)
+    reasons = [("without a value", ~left)]
+    if exposure.variance is not None:
+        with np.errstate(invalid="ignore"):
+            known = xp.isfinite(exposure.variance) & (exposure.variance > 0)
+        reasons.append(("without a valid variance", left & ~known))
+        left &= known
+    if exposure.mask is not None:
+        named = (name for name in exposure.planes if exposure.planes.bit(name) & exposure.planes.invalid)
+        reasons += [(name, left & (exposure.mask & exposure.planes.bit(name) != 0)) for name in named]
+    counts = {name: int(xp.count_nonzero(pixels)) / size for name, pixels in reasons}
+    words = [f"{name} {part:.1%}" for name, part in sorted(counts.items(), key=lambda c: -c[1]) if part >= LITTLE]
+    ctx.flag("pixels_lost", f"{lost:.1%} of the pixels cannot be used: {', '.join(words)}")
 
 
 class LoadKernelConfig(StageConfig):

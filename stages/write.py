@@ -22,6 +22,13 @@ from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.recover import CARDS
 
+NOISE_CARDS = {
+    "SKYNSCI": "noise of the science sky over what VAR says",
+    "SKYNREF": "noise of the reference sky over what VAR says",
+    "SNRSTD": "scatter of the SNR plane; 1 in noise",
+}
+"""Cards of measured noise over what the variances say, which nothing is divided by."""
+
 PREVIEW = 512
 """Longest side of the pictures in ``preview.fits``, px."""
 
@@ -57,7 +64,7 @@ class Write(Stage[WriteConfig]):
     """
 
     name = "write"
-    version = 2
+    version = 3
     inputs = {
         "difference": Port(Exposure, "the difference"),
         "score": Port(Exposure, "its signal-to-noise plane"),
@@ -95,6 +102,13 @@ class Write(Stage[WriteConfig]):
         planes = exposure_hdus(difference, {"SNR": score.image})
         for i, flag in enumerate(sorted(ctx.earlier)):
             planes[0].header[f"SDFLAG{i}"] = (flag, "what to know about this difference")
+        measured = (science.notes, "sky_sigma_over_predicted"), (matched.notes, "sky_sigma_over_predicted")
+        for (card, words), (notes, name) in zip(
+            NOISE_CARDS.items(), (*measured, (score.notes, "snr_std")), strict=True
+        ):
+            planes[0].header.remove(card, ignore_missing=True)
+            if np.isfinite(value := notes.get(name, np.nan)):
+                planes[0].header[card] = (float(f"{value:.4g}"), words)
         depth = {} if injections is None else injections.meta
         for name, (card, words) in CARDS.items():
             if np.isfinite(value := depth.get(name, np.nan)):

@@ -166,6 +166,8 @@ def _show_items(p: Any) -> None:
 
 def _show_result(result: RunResult, errors: bool) -> None:
     """Print what became of the items; what failed on standard error too, unless events have said so there."""
+    from skydelta.pipeline.receipts import flag_lines, urgent
+
     for r in result.receipts:
         metrics: dict[str, Any] = {}
         for step in r["steps"]:
@@ -176,9 +178,12 @@ def _show_result(result: RunResult, errors: bool) -> None:
             print_table(f"{r['id']} on {r['device']['used']}", ["step", "seconds", "CPU seconds"], rows)
         found = metrics.get("candidates")
         status = r["status"] + (" already" if r.get("resumed") else "")
-        click.echo(f"{r['id']}: {status}" + ("" if found is None else f", {found} candidates"))
-        for name, text in {k: v for s in r["steps"] for k, v in s["flags"].items()}.items():
-            click.echo(f"  flag {name}: {text}")
+        weak = metrics.get("candidates_below_noise")
+        doubt = f", {weak} of them below the threshold in the noise that is there" if weak else ""
+        click.echo(f"{r['id']}: {status}" + ("" if found is None else f", {found} candidates{doubt}"))
+        for name, text in flag_lines((s["id"], s["flags"]) for s in r["steps"]):
+            line = f"  flag {name}: {text}"
+            click.echo(click.style(line, bold=True) if urgent(name) else line)
         if errors and r.get("error"):
             click.echo(f"skydelta: {r['error']['message']}", err=True)
     failed = sum(r["status"] == "failed" for r in result.receipts)

@@ -29,7 +29,7 @@ SAMPLES = 2e5
 """Pixels of which the report takes medians, about."""
 
 MUCH_LOST = 0.2
-"""Part of the usable field that may be lost to the long filters of zogy without a word."""
+"""Part of the usable field that may be lost to the kernel, or the long filters of zogy, without a word."""
 
 
 class DifferenceConfig(StageConfig):
@@ -76,7 +76,7 @@ class Difference(Stage[DifferenceConfig]):
     """
 
     name = "difference"
-    version = 2
+    version = 3
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance and PSF"),
         "reference": Port(Exposure, "aligned, sky-subtracted reference with variance and PSF"),
@@ -108,6 +108,7 @@ class Difference(Stage[DifferenceConfig]):
         forward = kernel.direction == "reference"
         moved, fixed = (reference, science) if forward else (science, reference)
         good_moved, good_fixed = moved.good(), fixed.good()
+        both = good_fixed & good_moved
         total = float(kernel.at(*kernel.domain.centre).sum())
         noise = kernel.noise or pair_noise(science, reference)
         rho_science, rho_reference = noise.correlations(total if forward else 1 / total)
@@ -122,7 +123,7 @@ class Difference(Stage[DifferenceConfig]):
             convolved=convolved.image,
             fixed_variance=fixed.variance,
             spread=convolved.variance,
-            good=good_fixed & good_moved,
+            good=both,
             lost=convolved.lost,
             leak=convolved.leak,
             factor=sign * scale,
@@ -141,11 +142,14 @@ class Difference(Stage[DifferenceConfig]):
             rho_moved,
         )
 
-        self._report(ctx, image, variance, snr, good, rho_fixed, rho_moved, forward)
+        std = self._report(ctx, image, variance, snr, good, both, rho_fixed, rho_moved, forward)
         common = {"mask": mask, "planes": planes}
         difference = science.with_(image=image, variance=variance, psf=fixed.psf, **common)
         whitened = science.with_(image=white, variance=white_variance, psf=white_psf, **common)
-        score_plane = science.with_(image=snr, variance=None, psf=None, unit=u.dimensionless_unscaled, **common)
+        noted = {**science.notes, "snr_std": std}
+        score_plane = science.with_(
+            image=snr, variance=None, psf=None, unit=u.dimensionless_unscaled, notes=noted, **common
+        )
         picture = convolved.image if forward else fixed.image * np.float32(scale)
         matched = reference.with_(image=picture, variance=None, psf=None, unit=science.unit, wcs=science.wcs)
         return {"difference": difference, "whitened": whitened, "score": score_plane, "matched": matched}
@@ -165,16 +169,14 @@ class Difference(Stage[DifferenceConfig]):
         ctx.metric("method", "zogy")
         ctx.metric("registration_error_px", error)
         mask, planes = self._proper_mask(science, reference, made)
-        self._report(ctx, made.image, made.variance, made.score, made.usable, rho[0], rho[1], True)
-        both = to_host((science.good() & reference.good()).mean()).item()
-        left = ctx.metrics["usable_fraction"] / both
-        if left < 1 - MUCH_LOST:
-            ctx.flag(
-                "field_lost", f"the filters of zogy reach the edge or a bad pixel in {1 - left:.0%} of the usable field"
-            )
+        both = science.good() & reference.good()
+        std = self._report(ctx, made.image, made.variance, made.score, made.usable, both, rho[0], rho[1], True)
         common = {"mask": mask, "planes": planes}
         difference = science.with_(image=made.image, variance=made.variance, psf=made.psf, **common)
-        score_plane = science.with_(image=made.score, variance=None, psf=None, unit=u.dimensionless_unscaled, **common)
+        noted = {**science.notes, "snr_std": std}
+        score_plane = science.with_(
+            image=made.score, variance=None, psf=None, unit=u.dimensionless_unscaled, notes=noted, **common
+        )
         scaled = reference.image * np.float32(ratio)
         matched = reference.with_(image=scaled, variance=None, psf=None, unit=science.unit, wcs=science.wcs)
         return {"difference": difference, "whitened": difference, "score": score_plane, "matched": matched}
@@ -243,10 +245,15 @@ class Difference(Stage[DifferenceConfig]):
         variance: Array,
         snr: Array,
         good: Array,
+        both: Array,
         rho_fixed: np.ndarray | None,
         rho_moved: np.ndarray | None,
         forward: bool,
-    ) -> None:
+    ) -> float:
+        """Figures and flags; the standard deviation of the signal-to-noise plane, 1 in noise.
+
+        ``good`` are the pixels of the difference, ``both`` those that are usable in both images.
+        """
         backend = ctx.backend
         xp = backend.xp
         every = max(1, int(np.sqrt(image.size / SAMPLES)))
@@ -255,12 +262,15 @@ class Difference(Stage[DifferenceConfig]):
         z = xp.stack([image[sample] / xp.sqrt(variance[sample]), snr[sample]])
         # of the whole field, sources included: checks, never divisors
         spread = [levels(row)[1:2] for row in xp.where(ok & xp.isfinite(z), z, np.float32(np.nan))]
-        count = xp.count_nonzero(good).reshape(1).astype(np.float64)
-        number, noise, score_std = to_host(xp.concatenate([count, *spread])).tolist()
+        counts = [xp.count_nonzero(plane).reshape(1).astype(np.float64) for plane in (good, both)]
+        number, asked, noise, score_std = to_host(xp.concatenate([*counts, *spread])).tolist()
         share = number / good.size
         ctx.metric("usable_fraction", share)
         if not np.isfinite(noise):
             raise InputError("difference: no pixel is usable in both images")
+        if number < (1 - MUCH_LOST) * asked:
+            what = "the kernel reaches" if self.config.method == "kernel" else "the filters of zogy reach"
+            ctx.flag("field_lost", f"{what} the edge or a bad pixel in {1 - number / asked:.0%} of the usable field")
         ctx.metric("noise_ratio", noise)
         ctx.metric("snr_std", score_std)
         for role, rho in (
@@ -271,6 +281,7 @@ class Difference(Stage[DifferenceConfig]):
                 half = rho.shape[0] // 2
                 ctx.metric(f"noise_correlation_{role}", float(max(rho[half, half + 1], rho[half + 1, half])))
                 ctx.flag(f"correlated_noise_{role}", f"the {role} image's noise is correlated; its covariance is used")
+        return float(score_std)
 
 
 def _flag_undecided(ctx: Context, noise: PairNoise, ratio: float) -> None:

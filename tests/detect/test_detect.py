@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Detection against analytic fields: recall, false peaks, scale of the S/N map, neighbours, flags, hostile input."""
 
+import re
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ from support_sources import exposure as noiseless
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import PixelPsf
+from skydelta.kernels.backend import CPU
 from skydelta.kernels.detect import components, extrema
 from skydelta.kernels.significance import matched_filter
+from skydelta.stages.base import Context
 from skydelta.stages.detect import WINDOW, Detect, Footprints, _touching
 
 SHAPE = (512, 500)
@@ -53,6 +56,38 @@ def positions(catalog, lobes=False):
     names = [("x", "y"), *([("x_pos", "y_pos"), ("x_neg", "y_neg")] if lobes else [])]
     at = np.concatenate([np.c_[catalog[a].value, catalog[b].value] for a, b in names])
     return at[np.isfinite(at).all(axis=1)]
+
+
+@pytest.mark.parametrize("factor", [10.0, 1.0, 0.1])
+@pytest.mark.parametrize("scored", [False, True])
+def test_what_a_wrong_variance_does_to_the_candidates(rng, factor, scored):
+    """The variance is ``factor`` times too small; the oracle counts rows by the scatter that this must have."""
+    model = draw(empty(), *on_grid(rng, SHAPE, 60), flux_of(np.full(64, 60.0)))
+    image = exposure(rng, model)
+    image = image.with_(variance=image.variance / np.float32(factor))
+    score = None
+    if scored:
+        plane = matched_filter(image.image, image.variance, image.good(), image.psf.render)
+        score = Exposure(plane, notes={"snr_std": factor**0.5})
+    ctx = Context(CPU)
+    catalog = Detect().execute(ctx, {"image": image, "score": score})["catalog"]
+    if factor == 1:
+        assert "noise_scale" not in ctx.flags
+        return
+    said, weak = ctx.flags["noise_scale"], int((np.abs(catalog["snr"]) < 5 * factor**0.5).sum())
+    scatter, words, sigma = re.search(
+        r"scatters by (\S+), .* variance (\S+ times too \w+).* of 5 is (\S+) sigma", said
+    ).groups()
+    assert float(scatter) == pytest.approx(factor**0.5, rel=0.05)
+    assert float(sigma) == pytest.approx(5 / factor**0.5, rel=0.06)
+    assert words.endswith("times too small" if factor > 1 else "times too large")
+    assert float(words.split()[0]) == pytest.approx(10, rel=0.1)
+    if factor > 1:
+        assert len(catalog) > 300
+        assert ctx.metrics["candidates_below_noise"] == pytest.approx(weak, rel=0.02)
+        assert f"{ctx.metrics['candidates_below_noise']} of {len(catalog)} candidates do not reach 5 sigma" in said
+    else:
+        assert "what is fainter is not found" in said and "candidates_below_noise" not in ctx.metrics
 
 
 def distances(at, x, y):

@@ -93,6 +93,18 @@ def test_noise_that_cannot_be_judged_is_taken_as_white_and_flagged():
     assert "correlated_noise_reference" not in ctx.flags
 
 
+def test_a_field_that_is_lost_to_scattered_bad_pixels_is_said(rng):
+    p = pair(seed=28)
+    kernel, made = subtract(p)
+    for share, some in ((0.0, False), (0.03, True)):
+        bad = (rng.random(p.reference.shape) < share) * np.int32(p.reference.planes.bit("BAD"))
+        reference, ctx = p.reference.with_(mask=bad.astype(np.int32)), context()
+        made = Difference().execute(ctx, {"science": p.science, "reference": reference, "kernel": kernel})
+        lost = 1 - np.isfinite(made["difference"].image).mean() / (1 - (bad != 0).mean())
+        assert (lost > 0.2) == some == ("field_lost" in ctx.flags)
+        assert not some or f"the kernel reaches the edge or a bad pixel in {lost:.0%}" in ctx.flags["field_lost"]
+
+
 def test_correlation_is_that_of_the_noise():
     """A field full of faint stars: their own correlation must not count as the noise's."""
     p = pair(seed=25, shape=(512, 512), correlate=0.8, stars=1500, low=150, high=600)

@@ -17,10 +17,11 @@ from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
 from skydelta.io.matchkernel import MatchKernel
+from skydelta.io.planes import MaskPlanes
 from skydelta.io.read import read
 from skydelta.kernels.backend import CPU
 from skydelta.stages.base import Context
-from skydelta.stages.load import Load
+from skydelta.stages.load import Load, flag_lost
 from skydelta.stages.write import Write, WriteImage
 
 
@@ -46,6 +47,27 @@ def test_load_flags_what_is_odd(tmp_path):
     ctx = Context(CPU, base=tmp_path)
     Load().execute(ctx, {"path": "o.fits"})
     assert any("wibble" in line for line in ctx.flags.values())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+@pytest.mark.parametrize("reason", ["value", "nan", "zero", "negative", "BAD", "SAT"])
+def test_large_losses_are_said_with_their_reason(rng, reason, share):
+    image, variance, mask = rng.normal(0, 1, (100, 100)), np.ones((100, 100)), np.zeros((100, 100), np.int32)
+    rows, planes = round(100 * share), MaskPlanes()
+    if reason == "value":
+        image[:rows] = np.nan
+    elif reason in planes:
+        mask[:rows] = planes.bit(reason)
+    else:
+        variance[:rows] = {"nan": np.nan, "zero": 0, "negative": -3}[reason]
+    words = {"value": "without a value", "BAD": "BAD", "SAT": "SAT"}.get(reason, "without a valid variance")
+    want = {"pixels_lost": f"20.0% of the pixels cannot be used: {words} 20.0%"} if share > 0.1 else {}
+    read_ = read(image, variance=variance, mask=(mask == planes.bit("BAD")))
+    mask[50] |= planes.bit("INTERP")  # forbids nothing
+    for exposure in (Exposure(image, variance, mask), *([read_] if reason != "SAT" else [])):
+        ctx = Context(CPU)
+        flag_lost(ctx, exposure)
+        assert ctx.flags == want
 
 
 def test_load_errors(tmp_path):

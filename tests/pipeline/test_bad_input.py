@@ -346,3 +346,55 @@ def test_a_wrong_wcs_is_mended_by_the_step_register(subtract, tmp_path):
     assert np.hypot(found["registration_dx_px"], found["registration_dy_px"]) < 0.05
     expected, found = found_again(tmp_path, tmp_path / "pair/truth.ecsv")
     assert found == expected > 0
+
+
+def test_a_variance_ten_times_too_small_is_said_everywhere(skydelta, simulated, tmp_path):
+    """Exit code 0, and the ratio and what it does to the candidates on the terminal, in header and report."""
+
+    def scaled(hdus):
+        hdus["VAR"].data /= 10
+
+    names = [changed(p, tmp_path, scaled) for p in (simulated.science, simulated.reference)]
+    out = tmp_path / "out"
+    command = ("difference", *names, "-o", out, "--id", "x", "--device", "cpu", "--set", "steps.detect.threshold=12")
+    result = skydelta(*command)
+    assert result.exit_code == 0
+    found = Catalog.load(out / "items/x/catalog.ecsv")
+    receipt = json.loads((out / "items/x/receipt.json").read_text())
+    std = metrics(receipt)["snr_std"]
+    assert std == pytest.approx(10**0.5, rel=0.05)
+    weak = int((np.abs(found["snr"]) < 12 * std).sum())
+    assert 0 < weak < len(found)
+    lines = result.output.splitlines()
+    first = next(k for k, line in enumerate(lines) if line.startswith("x: done"))
+    assert f"{len(found)} candidates, {weak} of them below the threshold in the noise that is there" in lines[first]
+    assert lines[first + 1].startswith("  flag noise_scale: signal-to-noise scatters by 3.")
+    assert f"{weak} of {len(found)} candidates do not reach 12 sigma of it" in lines[first + 1]
+    for line, role in zip(lines[first + 2 : first + 4], ("science", "reference"), strict=True):
+        assert line.startswith(f"  flag variance_scale (background_{role}): the sky's noise is 3.")
+        assert "times too small" in line
+    report = (out / "report.html").read_text()
+    assert report.index("noise_scale</code> signal") < report.index("variance_scale (background_science)</code>")
+    with fits.open(out / "items/x/difference.fits") as hdus:
+        header, score = hdus["SCI"].header, hdus["SNR"].data
+    assert {"noise_scale", "variance_scale"} <= {v for k, v in header.items() if k.startswith("SDFLAG")}
+    for card in ("SKYNSCI", "SKYNREF", "SNRSTD"):
+        assert header[card] == pytest.approx(10**0.5, rel=0.05)
+    # a check, and no divisor
+    assert 1.4826 * np.nanmedian(np.abs(score)) == pytest.approx(10**0.5, rel=0.05)
+
+
+def test_what_is_lost_to_the_variance_is_said(subtract, simulated, tmp_path):
+    def cut(hdus):
+        hdus["VAR"].data[:, :50], hdus["VAR"].data[:40, 50:] = np.nan, -1
+
+    code, receipt = subtract(changed(simulated.science, tmp_path, cut), simulated.reference)
+    good(code, receipt)
+    said = {s["id"]: s["flags"].get("pixels_lost") for s in receipt["steps"] if s["id"] in ("science", "reference")}
+    share = (50 * 320 + 40 * 270) / 320**2
+    assert said["reference"] is None
+    assert f"without a valid variance {share:.1%}" in said["science"]
+    with fits.open(tmp_path / "out/items/x/difference.fits") as hdus:
+        header = hdus["SCI"].header
+    assert "pixels_lost" in [v for k, v in header.items() if k.startswith("SDFLAG")]
+    assert "SNRSTD" in header and 0.9 < header["SKYNSCI"] < 1.1
