@@ -170,8 +170,11 @@ class Catalog(QTable):
                 return _from_parquet(path)
             if path.suffix == ".vot":
                 return cls(Table.read(path, format="votable"))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
         except (OSError, ValueError) as e:
-            raise InputError(f"{path}: cannot be read as a catalogue ({e})") from None
+            said = getattr(e, "strerror", None) or e
+            raise InputError(f"{path}: cannot be read as a catalogue ({said})") from None
         raise InputError(f"{path}: catalogues are read from .ecsv, .parquet and .vot, not {path.suffix!r}")
 
     @classmethod
@@ -189,10 +192,11 @@ class Catalog(QTable):
         kind = {"format": "ascii.csv"} if path.suffix == ".csv" else {}
         try:
             return cls(Table.read(path, **kind))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
         except Exception as e:  # every reader has errors of its own
-            raise InputError(
-                f"{path}: cannot be read as a table ({str(e).splitlines()[0] if str(e) else e!r})"
-            ) from None
+            said = getattr(e, "strerror", None) or (str(e).splitlines()[0] if str(e) else repr(e))
+            raise InputError(f"{path}: cannot be read as a table ({said})") from None
 
 
 def _ecsv(table: Catalog) -> bytes:

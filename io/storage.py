@@ -215,14 +215,9 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
     InputError
         The folder is missing or cannot be written, the disk is full, or ``path`` is there and no regular file.
     """
-    temporary, asked = None, path
-    # os.path answers where pathlib raises: a folder above may be closed, a name too long
-    if os.path.islink(path):
-        path = Path(os.path.realpath(path))
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        raise InputError(f"{asked}: cannot be written: it is a device or a pipe; a regular file is needed")
+    temporary, asked, path = None, path, _written(path)
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        fd, temporary = _part(path)
         with os.fdopen(fd, "wb", buffering=0) as file:
             for part in parts:
                 _write_all(file.fileno(), part.data if isinstance(part, np.ndarray) else memoryview(part))
@@ -231,12 +226,68 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
         os.replace(temporary, path)
         _flush_folder(path.parent)
     except (OSError, ValueError) as e:
-        why = getattr(e, "strerror", None) or e
-        raise InputError(f"{asked}: cannot be written: {why}", errno=getattr(e, "errno", None)) from None
+        raise _unwritable(asked, e) from None
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
     return asked
+
+
+def check_writable(path: Path) -> None:
+    """Raise what `write_bytes` would, before the work that leads to it; nothing changes.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or takes no file, or ``path`` is there and no regular file.
+    """
+    target = _written(path)
+    if os.path.isdir(target):
+        raise _unwritable(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    _try_part(path, target)
+
+
+def check_folder(path: Path) -> None:
+    """The same for a folder that takes files, or can be made.
+
+    Raises
+    ------
+    InputError
+        It takes no file; where it is missing, the folder that it would be in takes none.
+    """
+    there = path
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    _try_part(path, there / path.name)
+
+
+def _try_part(asked: Path, path: Path) -> None:
+    """Make and remove the temporary file of `write_bytes`."""
+    try:
+        fd, temporary = _part(path)
+        os.close(fd)
+        os.unlink(temporary)
+    except (OSError, ValueError) as e:
+        raise _unwritable(asked, e) from None
+
+
+def _written(path: Path) -> Path:
+    """The file that is written where ``path`` is asked for."""
+    # os.path answers where pathlib raises: a folder above may be closed, a name too long
+    target = Path(os.path.realpath(path)) if os.path.islink(path) else path
+    if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+        raise InputError(f"{path}: cannot be written: it is a device or a pipe; a regular file is needed")
+    return target
+
+
+def _part(path: Path) -> tuple[int, str]:
+    """A temporary file beside another: descriptor and path."""
+    return tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+
+
+def _unwritable(path: Path, e: OSError | ValueError) -> InputError:
+    why = getattr(e, "strerror", None) or e
+    return InputError(f"{path}: cannot be written: {why}", errno=getattr(e, "errno", None))
 
 
 def _write_all(fd: int, part: memoryview) -> None:

@@ -6,11 +6,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from skydelta.errors import ExitCode, SkydeltaError
+from skydelta.errors import ConfigError, ExitCode, SkydeltaError
+
+ANEW = "no file is half written; the same command starts anew"
+"""What is said when a command is interrupted that says nothing else of it."""
 
 
 def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,14 +41,43 @@ def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
             if not follower():
                 click.echo(f"skydelta: {e.filename}: {e.strerror}", err=True)
             _leave(int(ExitCode.NOTHING_USABLE))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
             if not follower():
-                click.echo("skydelta: interrupted; the same command goes on where it stopped", err=True)
+                click.echo(f"skydelta: interrupted; {str(e) or ANEW}", err=True)
             _leave(int(ExitCode.INTERRUPTED))
         except SystemExit as e:
             _leave(int(e.code or 0))
 
     return wrapped
+
+
+def check_outputs(*files: Path, overwrite: bool, folder: Path | None = None) -> None:
+    """Refuse what a command is to write, before any work begins.
+
+    Parameters
+    ----------
+    *files : Path
+    overwrite : bool
+        Whether they may be there.
+    folder : Path, optional
+        Where the files will be, made if it is missing.
+
+    Raises
+    ------
+    ConfigError
+        A file is there already.
+    InputError
+        A file cannot be written.
+    """
+    from skydelta.io.storage import check_folder, check_writable
+
+    if folder is not None:
+        check_folder(folder)
+    for file in files:
+        if folder is None or folder.exists():
+            check_writable(file)
+        if file.exists() and not overwrite:
+            raise ConfigError(f"{file}: is there already; --overwrite replaces it")
 
 
 def _mpi() -> Any:

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 import threading
 import time
@@ -16,13 +17,13 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
 from skydelta.errors import ConfigError, InputError, SkydeltaError
 from skydelta.io.fits.reader import section_text, split_extension, split_section
-from skydelta.io.storage import write_bytes
+from skydelta.io.storage import check_folder, write_bytes
 from skydelta.pipeline.executors.base import WORK
 from skydelta.pipeline.items import WorkItem
 from skydelta.pipeline.workflow import Workflow
@@ -178,26 +179,39 @@ class RunFolder:
     def receipt(self, item: WorkItem) -> Path:
         return self.item(item) / "receipt.json"
 
-    def open(self, workflow: Workflow, overwrite: bool) -> None:
-        """Accept the folder when it is empty or an earlier run of the same workflow.
+    def check(self, workflow: Workflow, overwrite: bool) -> bool:
+        """Refuse the folder unless it is empty or an earlier run of the same workflow; nothing changes.
 
-        To overwrite the run of another workflow removes its items.
+        Returns
+        -------
+        bool
+            Whether it holds the run of another workflow, which is to be overwritten.
 
         Raises
         ------
         ConfigError
             The folder holds a run of another workflow, or files that are no run.
+        InputError
+            The folder cannot be written to.
         """
+        check_folder(self.root)
         earlier = read_json(self.root / "run.json")
         if earlier is None:
-            if not overwrite and any(not p.name.startswith(".") for p in self.root.iterdir()):
+            names = [p.name for p in self.root.iterdir()] if self.root.exists() else []
+            if not overwrite and any(not name.startswith(".") for name in names):
                 raise ConfigError(f"{self.root}: not empty and no run; choose another folder, or --overwrite")
-        elif earlier.get("workflow") != plain(workflow.described()):
-            if not overwrite:
-                raise ConfigError(
-                    f"{self.root}: holds a run of another workflow or configuration ({earlier.get('name')!r}); "
-                    "choose another folder, or --overwrite"
-                )
+            return False
+        other = earlier.get("workflow") != plain(workflow.described())
+        if other and not overwrite:
+            raise ConfigError(
+                f"{self.root}: holds a run of another workflow or configuration ({earlier.get('name')!r}); "
+                "choose another folder, or --overwrite"
+            )
+        return bool(other)
+
+    def open(self, workflow: Workflow, overwrite: bool) -> None:
+        """Accept the folder (`check`); to overwrite the run of another workflow removes its items."""
+        if self.check(workflow, overwrite):
             for place in ("items", SECOND):
                 shutil.rmtree(self.root / place, ignore_errors=True)
         self.sweep()
@@ -224,6 +238,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other runs out; the lock goes with the process that holds it.
 
+        A run that ends before it has left ``run.json`` takes its lock, and the folders that were made, away again.
+
         Raises
         ------
         ConfigError
@@ -231,17 +247,37 @@ class RunFolder:
         InputError
             The folder cannot be written to.
         """
+        path = self.root / ".lock"
+        made = [p for p in (self.root, *self.root.parents) if not p.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = (self.root / ".lock").open("w")
+            lock = path.open("w")
+            while not self._held(lock, path):
+                lock = path.open("w")
         except OSError as e:
-            raise InputError(f"{self.root}: cannot be written to: {e.strerror or e}") from None
+            raise InputError(f"{self.root}: cannot be written: {e.strerror or e}") from None
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{self.root}: another process is running in this folder") from None
-            yield
+                yield
+            finally:
+                if not (self.root / "run.json").exists():
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+                        for folder in made:
+                            folder.rmdir()
+
+    def _held(self, lock: TextIO, path: Path) -> bool:
+        """Lock an open file; False, and closed, where whoever had it has taken it away meanwhile."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                    return True
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(f"{self.root}: another process is running in this folder") from None
+        lock.close()
+        return False
 
     def all(self) -> Iterator[dict[str, Any]]:
         """Every receipt in the folder, by id, one at a time: also those of earlier runs of the same workflow."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from skydelta.errors import InputError
+from skydelta.io.storage import check_writable, write_bytes
 from skydelta.pipeline.reportitem import Item, Step, number, pill, section
 from skydelta.pipeline.reportnight import night
 from skydelta.pipeline.reportstyle import CSS, SORT
@@ -50,21 +51,21 @@ def write_report(out: Path | str) -> Path:
     Raises
     ------
     InputError
-        The folder holds no run.
+        The folder holds no run, or the report cannot be written.
     """
     root = Path(out)
     try:
         run = json.loads((root / "run.json").read_text())
+    except FileNotFoundError:
+        raise InputError(f"{root}: no run.json in it; a folder written by `skydelta run` is needed") from None
     except OSError as e:
-        raise InputError(f"{root}: no run.json ({e.strerror}); a folder written by `skydelta run` is needed") from None
+        raise InputError(f"{root / 'run.json'}: cannot be read: {e.strerror}") from None
     except ValueError as e:
         raise InputError(f"{root / 'run.json'}: not JSON ({e})") from None
-    items = sorted((_read_item(p) for p in (root / "items").glob("*/receipt.json")), key=lambda i: i.id)
     path = root / "report.html"
-    scratch = path.with_suffix(".html.part")
-    scratch.write_text(_page(run, items, root), encoding="utf-8")
-    scratch.replace(path)
-    return path
+    check_writable(path)
+    items = sorted((_read_item(p) for p in (root / "items").glob("*/receipt.json")), key=lambda i: i.id)
+    return write_bytes(path, _page(run, items, root).encode())
 
 
 def _read_item(path: Path) -> Item:

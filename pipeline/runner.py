@@ -20,7 +20,7 @@ from astropy.table import Table
 from skydelta import __version__
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
 from skydelta.io.catalog import OF_ITEM, Catalog
-from skydelta.io.storage import write_bytes
+from skydelta.io.storage import check_writable, write_bytes
 from skydelta.kernels.backend import Backend, resolve
 from skydelta.pipeline import receipts, secondpass
 from skydelta.pipeline.events import Hub, JsonLines, Listener, ProgressBar
@@ -205,47 +205,68 @@ def _run(
         step.stage.check_files(flow.folder)
     backend = resolve(flow.run.device)
     folder = RunFolder(out)
+    check_outputs(flow, folder, overwrite)
     done: list[Outcome] = []
     second: list[Outcome] = []
     healthy = whole = True
     combined = False
     with folder.locked(), terminable():
         folder.open(flow, overwrite)
-        (folder.root / secondpass.LIGHT_CURVES).unlink(missing_ok=True)  # no longer those of the objects
-        listeners: list[Listener] = [JsonLines(folder.root / "events.jsonl")]
-        if progress == "json":
-            listeners.append(JsonLines(sys.stderr))
-        elif progress:
-            listeners.append(ProgressBar(len(items), len(bound)))
-        if flow.run.prometheus:
-            listeners.append(TextFile(flow.folder / flow.run.prometheus, flow.name))
-        hub = Hub(listeners)
-        try:
+        with contextlib.ExitStack() as lent:
             spread = executor_of(flow, bound, items)
+            lent.callback(spread.close)
+            record = _provenance(flow, backend, spread.description, items)
+            receipts.write_json(folder.root / "run.json", record)
+            (folder.root / secondpass.LIGHT_CURVES).unlink(missing_ok=True)  # no longer those of the objects
+            hub = Hub(_listeners(flow, folder, progress, len(items), len(bound)))
             try:
-                record = _provenance(flow, backend, spread.description, items)
-                receipts.write_json(folder.root / "run.json", record)
-                hub.tell("run_started", items=len(items), device=backend.name, executor=spread.description)
-                found = spread.map(Job.of(flow, folder, overwrite, hub), items)
-                stopped = _collect(found, done, flow)
-                if later and not stopped and (parts := _gathered(folder)[1]):
-                    times = {part.id: part.mjd for part in parts}
-                    combined = _written(lambda: combine(parts, folder.root, flow.run.association_radius))
-                    del parts
-                    whole = combined and _second_pass(flow, bound, folder, times, overwrite, hub, spread, second)
+                with lent.pop_all():  # nobody is at work any more when the run ends
+                    hub.tell("run_started", items=len(items), device=backend.name, executor=spread.description)
+                    found = spread.map(Job.of(flow, folder, overwrite, hub), items)
+                    stopped = _collect(found, done, flow)
+                    if later and not stopped and (parts := _gathered(folder)[1]):
+                        times = {part.id: part.mjd for part in parts}
+                        combined = _written(lambda: combine(parts, folder.root, flow.run.association_radius))
+                        del parts
+                        whole = combined and _second_pass(flow, bound, folder, times, overwrite, hub, spread, second)
             finally:
-                spread.close()
-        finally:
-            hub.tell("run_done", items=len(done))
-            hub.close()
-            healthy = finish(folder, flow.run.association_radius, combined)
-            folder.sweep()
+                hub.tell("run_done", items=len(done))
+                hub.close()
+                healthy = finish(folder, flow.run.association_radius, combined)
+                folder.sweep()
     place = {item.id: n for n, item in enumerate(items)}
     done.sort(key=lambda o: place[o.id])
     code = exit_code(done, len(items))
     return RunResult(
         folder.root, tuple(done), code if (healthy and whole) or code else ExitCode.SOME_FAILED, tuple(second)
     )
+
+
+def check_outputs(flow: Workflow, folder: RunFolder, overwrite: bool) -> None:
+    """Refuse what a run is to write, before anything is made there.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds something else.
+    InputError
+        The folder, or the text file for Prometheus, cannot be written.
+    """
+    folder.check(flow, overwrite)
+    if flow.run.prometheus:
+        check_writable(flow.folder / flow.run.prometheus)
+
+
+def _listeners(flow: Workflow, folder: RunFolder, progress: bool | str, items: int, steps: int) -> list[Listener]:
+    """Who is told what happens."""
+    listeners: list[Listener] = [JsonLines(folder.root / "events.jsonl")]
+    if progress == "json":
+        listeners.append(JsonLines(sys.stderr))
+    elif progress:
+        listeners.append(ProgressBar(items, steps))
+    if flow.run.prometheus:
+        listeners.append(TextFile(flow.folder / flow.run.prometheus, flow.name))
+    return listeners
 
 
 def _collect(found: Iterator[dict[str, Any]], into: list[Outcome], flow: Workflow, place: str = "items") -> bool:

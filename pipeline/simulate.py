@@ -8,6 +8,7 @@ saturation and detector defects. The same settings give the same bytes.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from scipy.ndimage import binary_dilation
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.fits.writer import psf_hdu
+from skydelta.io.storage import check_folder, check_writable, write_bytes
 from skydelta.kernels.backend import CPU
 from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.cpu.jit import serial
@@ -169,7 +171,7 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     ConfigError
         A setting that does not exist or is out of range; or a file is there already.
     InputError
-        The images are too small or too crowded for the changes asked for.
+        The images are too small or too crowded for the changes asked for; or a file cannot be written.
     """
     folder = Path(out)
     paths = {name: folder / f"{name}.fits" for name in ROLES}
@@ -177,12 +179,19 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     there = [p for p in (*paths.values(), *tables.values()) if p.exists()]
     if there and not overwrite:
         raise ConfigError(f"simulate: {there[0]} exists; choose another folder, or overwrite")
+    check_folder(folder)
+    for path in (*paths.values(), *tables.values()) if folder.exists() else ():
+        check_writable(path)
     scene = build(**settings)
     folder.mkdir(parents=True, exist_ok=True)
     for role, path in paths.items():
-        _hdus(getattr(scene, role), scene.config).writeto(path, overwrite=True)
-    scene.changes.write(tables["truth"], format="ascii.ecsv", overwrite=True)
-    scene.stars.write(tables["stars"], format="ascii.ecsv", overwrite=True)
+        file = io.BytesIO()
+        _hdus(getattr(scene, role), scene.config).writeto(file)
+        write_bytes(path, file.getvalue())
+    for name, table in (("truth", scene.changes), ("stars", scene.stars)):
+        text = io.StringIO()
+        table.write(text, format="ascii.ecsv")
+        write_bytes(tables[name], text.getvalue().encode())
     return Truth(paths["science"], paths["reference"], tables["truth"], scene.changes, scene.stars)
 
 

@@ -16,6 +16,7 @@ from astropy.table import Table
 from skydelta import __version__
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
+from skydelta.io.fits.cards import CARD
 from skydelta.io.fits.compressed import Compression, compressed, takes
 from skydelta.io.fits.layout import BLOCK
 from skydelta.io.header import unit_text
@@ -32,6 +33,9 @@ CHECKED = "by skydelta"
 
 SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}
 """Bytes of a pixel that FITS stores, by kind of number."""
+
+COMMENT, VALUE = 40, 30
+"""Characters of a value and its comment that fit in any case; the column that a fixed-format value reaches."""
 
 
 class Image:
@@ -123,8 +127,20 @@ def write_hdus(path: str | Path, hdus: Iterable[Any], compression: Compression |
     primary.header["CREATOR"] = (f"skydelta {__version__}", "program and version")
     parts: list[Any] = []
     for hdu in (primary, *hdus):
+        _fit_comments(hdu.header)
         parts += hdu.encode(compression) if isinstance(hdu, Image) else [_astropy_bytes(hdu)]
     write_bytes(Path(path), *parts)
+
+
+def _fit_comments(header: fits.Header) -> None:
+    """Cut comments that do not fit on the card beside the value; astropy does too, with a warning for each."""
+    for card in header.cards:
+        if len(card.keyword) > 8 or len(str(card.value)) + len(card.comment) < COMMENT:
+            continue
+        image = fits.Card(card.keyword, card.value).image.rstrip()
+        room = CARD - max(len(image), VALUE) - len(" / ")
+        if len(image) <= CARD and len(card.comment) > room:
+            card.comment = card.comment[: max(room, 0)].rstrip()
 
 
 def _astropy_bytes(hdu: Any) -> bytes:

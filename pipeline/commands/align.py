@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from skydelta.pipeline.commands.difference import PLANES
-from skydelta.pipeline.console import options, reporting
+from skydelta.pipeline.console import check_outputs, options, reporting
 
 METHODS = ("bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact", "adaptive")
 CONSERVE = ("auto", "flux", "brightness")
@@ -52,7 +52,7 @@ def align(
     The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels. A
     map that is a whole-pixel shift is copied. The cards ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
     """
-    from skydelta.errors import ConfigError, InputError
+    from skydelta.errors import InputError
     from skydelta.io.fits.compressed import Compression
     from skydelta.io.fits.writer import exposure_hdus, write_hdus
     from skydelta.io.read import read
@@ -61,9 +61,8 @@ def align(
     from skydelta.stages.align.grids import grid_of
     from skydelta.stages.base import Context
 
-    if out.exists() and not overwrite:
-        raise ConfigError(f"align: {out} is there; give another name or --overwrite")
     stage = Align(method=method, conserve=conserve, tolerance=tolerance)
+    check_outputs(out, overwrite=overwrite)
     context = Context(resolve(device), id="align")
     grid = grid_of(onto).exposure()
     hdu = int(image_hdu) if image_hdu is not None and image_hdu.isdigit() else image_hdu

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from skydelta.pipeline.commands.difference import PLANES
-from skydelta.pipeline.console import options, reporting
+from skydelta.pipeline.console import check_outputs, options, reporting
 
 
 @click.command()
@@ -74,9 +74,6 @@ def detect(
     if out.suffix and out.suffix not in FORMATS and not out.is_dir():
         raise ConfigError(f"{out}: catalogues are written as {', '.join(FORMATS)}, not {out.suffix!r}")
     files = [out] if out.suffix in FORMATS else [out / "catalog.ecsv", out / "catalog.parquet"]
-    there = [f for f in files if f.exists()]
-    if there and not overwrite:
-        raise ConfigError(f"{there[0]} is there already; --overwrite replaces it")
     wanted: dict[str, Any] = {
         "threshold": threshold,
         "contrast": contrast,
@@ -84,6 +81,7 @@ def detect(
         "apertures": apertures or None,
     }
     stage = Sources(**{name: value for name, value in wanted.items() if value is not None})
+    check_outputs(*files, overwrite=overwrite, folder=None if out in files else out)
     table = None if positions is None else Catalog.of_file(positions)
     if table is not None:
         check_positions(table, str(positions))
@@ -95,7 +93,7 @@ def detect(
         if fwhm is not None:
             exposure = exposure.with_(psf=gaussian_psf(fwhm, exposure.shape))
         catalog = find_sources(ctx, exposure, stage, background, cell, table)
-    if out.suffix not in FORMATS:
+    if out not in files:
         out.mkdir(parents=True, exist_ok=True)
     for file in files:
         catalog.save(file)

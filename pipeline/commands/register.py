@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from skydelta.errors import ConfigError
-from skydelta.pipeline.console import print_table, reporting
+from skydelta.pipeline.console import check_outputs, print_table, reporting
 
 CATALOGUES = (".ecsv", ".parquet", ".vot", ".xml", ".votable")
 
@@ -56,10 +56,8 @@ def register(
     from skydelta.stages.register import Register
     from skydelta.stages.register.sources import read_catalog
 
-    for path in (out, onto_out):
-        if path is not None and path.exists() and not overwrite:
-            raise ConfigError(f"{path}: exists already; --overwrite replaces it")
     stage = Register(method=method, order=order, epoch=epoch)
+    check_outputs(*(p for p in (out, onto_out) if p is not None), overwrite=overwrite)
     ctx = Context(resolve(device), id=Path(image).name)
     first = read(image, device=device)
     given: dict[str, Any] = {"image": first}

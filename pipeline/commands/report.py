@@ -11,7 +11,7 @@ from skydelta.pipeline.console import reporting
 
 
 @click.command()
-@click.argument("out", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @reporting
 def report(out: Path) -> None:
     """Write report.html again from the receipts and files of the run in OUT."""

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skydelta.errors import ExitCode
+from skydelta.errors import ExitCode, SkydeltaError
 from skydelta.pipeline.console import follower, options, print_table
 from skydelta.pipeline.events import log_as_json
 
@@ -48,9 +49,7 @@ def inputs_of(science: str | None, reference: str | None, pair_by: str | None) -
 
 
 RUN_OPTIONS = options(
-    click.option(
-        "-o", "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the run."
-    ),
+    click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder of the run."),
     click.option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N."),
     click.option("--executor", type=click.Choice(EXECUTORS), help="How items are spread; else as the workflow says."),
     click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads, or Dask workers of its own."),
@@ -61,7 +60,7 @@ RUN_OPTIONS = options(
     click.option("--no-progress", is_flag=True, help="No progress bar."),
     click.option(
         "--prometheus",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=click.Path(path_type=Path),
         metavar="FILE",
         help="Keep the state of the run in a text file for Prometheus.",
     ),
@@ -90,23 +89,27 @@ def run_workflow(
     dask_address: str | None = None,
 ) -> None:
     """Run a workflow, or show its plan; ends the process with the exit code of the run."""
-    options = {"executor": executor, "workers": workers, "dask_address": dask_address}
+    file = None if prometheus is None else str(prometheus.absolute())
+    options = {"executor": executor, "workers": workers, "dask_address": dask_address, "prometheus": file}
 
     def lead() -> int:
+        from skydelta.pipeline.receipts import RunFolder
         from skydelta.pipeline.workflow import load
 
         flow = load(source, set_=set_, inputs=inputs, device=device, options=options)
-        if dry_run:
-            show_plan(flow, id_)
-            return int(ExitCode.OK)
         from skydelta.pipeline import runner
 
+        if dry_run:
+            show_plan(flow, id_, lambda: runner.check_outputs(flow, RunFolder(out), overwrite))
+            return int(ExitCode.OK)
         if log_json:
             log_as_json()
         shown = "json" if log_json else progress and sys.stderr.isatty()
-        result = runner.run(
-            flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit, prometheus=prometheus
-        )
+        try:
+            result = runner.run(flow, out=out, overwrite=overwrite, id_=id_, progress=shown, limit=limit)
+        except KeyboardInterrupt:
+            again = "the same command without --overwrite" if overwrite else "the same command"
+            raise KeyboardInterrupt(f"{again} goes on where it stopped") from None
         if not follower():
             _show_result(result, errors=not log_json)
         return int(result.exit_code)
@@ -118,8 +121,8 @@ def run_workflow(
     sys.exit(lead())
 
 
-def show_plan(flow: Any, id_: str | None) -> None:
-    """Print the plan of a workflow; problems end the process."""
+def show_plan(flow: Any, id_: str | None, check_outputs: Callable[[], None] = lambda: None) -> None:
+    """Print the plan of a workflow; problems, also those that ``check_outputs`` raises, end the process."""
     from skydelta.pipeline.plan import plan
 
     p = plan(flow, id_)
@@ -145,10 +148,16 @@ def show_plan(flow: Any, id_: str | None) -> None:
     if p.outputs:
         click.echo(f"writes: {', '.join(p.outputs)} and receipt.json in items/ID of each")
     click.echo(f"beside them: {', '.join(p.run_outputs)}")
-    for problem in p.problems:
+    problems, code = list(p.problems), ExitCode.NOTHING_USABLE
+    try:
+        check_outputs()
+    except SkydeltaError as e:
+        code = code if problems else e.exit_code
+        problems.append(str(e))
+    for problem in problems:
         click.echo(f"problem: {problem}", err=True)
-    if p.problems:
-        sys.exit(int(ExitCode.NOTHING_USABLE))
+    if problems:
+        sys.exit(int(code))
 
 
 def _show_items(p: Any) -> None:

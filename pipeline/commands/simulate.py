@@ -28,7 +28,7 @@ class WithSettings(click.Command):
 
 
 @click.command(cls=WithSettings, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.argument("out", type=click.Path(path_type=Path), required=False)
 @click.option("--list", "list_", is_flag=True, help="Show all settings and stop.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier pair in OUT.")
 @click.pass_context
@@ -61,7 +61,7 @@ def _settings(words: list[str]) -> dict[str, Any]:
     i = 0
     while i < len(words):
         if not words[i].startswith("--"):
-            raise ConfigError(f"simulate: {words[i]!r}: --key value is needed")
+            raise ConfigError(f"simulate: {words[i]!r}: --key value is needed; OUT comes before the settings")
         key, sep, text = words[i][2:].partition("=")
         if not sep and i + 1 < len(words) and not words[i + 1].startswith("--"):
             i += 1

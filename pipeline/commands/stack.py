@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from skydelta.pipeline.console import print_table, reporting
+from skydelta.pipeline.console import check_outputs, print_table, reporting
 
 METHODS = ("mean", "weighted", "median", "clipped")
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILES...")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File to write.")
 @click.option(
     "--onto",
     metavar="TARGET",
@@ -30,7 +30,7 @@ METHODS = ("mean", "weighted", "median", "clipped")
 @click.option("--aligned", is_flag=True, help="The images are on one pixel grid: use no WCS.")
 @click.option("--skip-bad", is_flag=True, help="Go on without images that cannot be used, and name them.")
 @click.option("--budget", type=click.IntRange(1), metavar="MB", help="Memory for images that wait.")
-@click.option("--scratch", type=click.Path(file_okay=False, exists=True), help="Folder for what exceeds the budget.")
+@click.option("--scratch", type=click.Path(), help="Folder for what exceeds the budget.")
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier file.")
 @reporting
@@ -48,19 +48,17 @@ def stack(
 
     OUT holds SCI, VAR, DQ, NEXP (exposures of each pixel), SUMW (sum of weights) and the table INPUTS.
     """
-    from skydelta.errors import ConfigError
     from skydelta.io.fits.writer import write_hdus
     from skydelta.kernels.backend import resolve
     from skydelta.stages.base import Context
     from skydelta.stages.stack import Stack
     from skydelta.stages.stack.write import stack_hdus
 
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out}: exists; --overwrite replaces it")
     given = {k: v for k, v in settings.items() if v is not None}
     if budget is not None:
         given["budget"] = budget << 20
     stage = Stack(**given, on_error="skip" if skip_bad else "raise")
+    check_outputs(out, overwrite=overwrite)
     ctx = Context(resolve(device), id=out.name)
     result = stage.execute(ctx, {"images": list(files), "onto": onto})
     stacked, table = result["stacked"], result["table"]

@@ -17,6 +17,7 @@ from skydelta.io.sky import low_level
 from skydelta.kernels.backend import Array
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.resample import METHODS, TAPS, MaskBits, Method, PixelMap, Resampled, resample
+from skydelta.stages.align.grids import ONE_GRID
 from skydelta.stages.align.mapping import pixel_map, shift_map
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
@@ -170,13 +171,13 @@ class Align(Stage[AlignConfig]):
     def _map(self, image: Exposure, onto: Exposure) -> PixelMap:
         if self.config.aligned:
             if image.shape != onto.shape:
-                raise InputError(f"align: aligned=True, but image has shape {image.shape} and onto {onto.shape}")
+                raise InputError(f"align: aligned is set, but image has shape {image.shape} and onto {onto.shape}")
             return shift_map(onto.shape, image.shape)
         for name, e in (("image", image), ("onto", onto)):
             if e.wcs is None or _nameless(e.wcs):
                 raise InputError(
-                    f"align: {name} {e.id or ''}".rstrip() + " has no celestial WCS; pass aligned=True if both images "
-                    "are on one grid, or register it first (a WCS in its header)"
+                    f"align: {name} {e.id or ''}".rstrip() + " has no celestial WCS; register it first (a WCS in its "
+                    f"header){ONE_GRID}"
                 )
         return pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance)
 

@@ -67,6 +67,10 @@ class Grid:
         return Exposure(plane, wcs=wcs, origin=(box.y0, box.x0), id=self.label)
 
 
+ONE_GRID = "; or, where both are on one grid, say so: `aligned` of the step, --aligned of difference and stack"
+"""What else helps where an image has no WCS."""
+
+
 def grid_of(source: Any) -> Grid:
     """The grid of an image or of a header; pixels are not read.
 
@@ -118,6 +122,8 @@ def _of_file(source: str) -> Grid:
     try:
         with open(path, "rb") as file:
             text = not path.endswith((".gz", ".bz2", ".xz", ".Z", ".fz")) and _is_text(file.read(2880))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as e:
         raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
     if text:

@@ -68,5 +68,5 @@ def stacked_header(
         inverse = (w**2 * scales / np.array(gains, float)).sum() / w.sum() ** 2
         if method == "median":
             inverse *= np.pi / 2 if len(w) > 2 else 1.0
-        out["GAIN"] = (float(1 / inverse), "effective where all images count, electrons per unit")
+        out["GAIN"] = (float(1 / inverse), "electrons per unit, where all images count")
     return out

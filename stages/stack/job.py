@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,13 @@ from skydelta.io.many import SHARE, free_memory
 from skydelta.io.outline import Outline, outline
 from skydelta.io.planes import MAX_PLANES, MaskPlanes
 from skydelta.io.spool import Spool
+from skydelta.io.storage import check_writable
 from skydelta.kernels.backend import to_host
 from skydelta.kernels.combine import HALO, Band, Bits, Combined, Sums, Terms
 from skydelta.kernels.core.tiles import Box
 from skydelta.stages.align import Align
 from skydelta.stages.align.chain import SkyChain
-from skydelta.stages.align.grids import Grid, grid_of, mosaic, north_up
+from skydelta.stages.align.grids import ONE_GRID, Grid, grid_of, mosaic, north_up
 from skydelta.stages.base import Context
 from skydelta.stages.stack.cards import TIME_CARDS, filter_of, positive, stacked_header
 from skydelta.stages.stack.levels import BlockGrid, Levels, Matching, match, sky_rows
@@ -93,6 +95,8 @@ class Job:
             raise ConfigError(f"stack: {len(config.scales)} scales for {len(images)} images; one each is needed")
         if config.scales is not None and not all(np.isfinite(s) and s > 0 for s in config.scales):
             raise ConfigError(f"stack: scales = {list(config.scales)}; positive numbers are needed")
+        if config.scratch is not None:
+            check_writable(Path(config.scratch) / "scratch")
         self.images, self.given = images, config.scales
         self.budget = config.budget or free_memory() // SHARE
         self.planes = MaskPlanes().union(["INEXACT_PSF", "CLIPPED"])
@@ -162,8 +166,7 @@ class Job:
                 if not self.config.aligned and one.wcs is None:
                     why = f" ({one.why})" if one.why else ""
                     raise InputError(
-                        f"stack: {one.id} has no celestial WCS{why}; register it first (a WCS in its header), or pass "
-                        "aligned=True if all images are on one grid"
+                        f"stack: {one.id} has no celestial WCS{why}; register it first (a WCS in its header){ONE_GRID}"
                     )
             except SkydeltaError as e:
                 self._refuse(name, e)

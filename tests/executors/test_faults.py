@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -191,6 +192,8 @@ def test_the_process_is_killed(items, finished, stage, executor):
     words = [w for name, value in options.items() for w in (f"--{name}", value)]
     assert finished(*WORDS, *words)[0] == -signal.SIGKILL
     nothing_half()
+    (left,) = Path("out/.work").iterdir()
+    assert re.fullmatch(r"b\.[0-9a-f]{12}", left.name), "as the docs say"
     assert receipt("a")["status"] == "done"
     result = run(**options)
     assert [(o.status, o.resumed) for o in result.outcomes] == [("done", True), ("done", False), ("done", False)]

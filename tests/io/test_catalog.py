@@ -132,7 +132,7 @@ def test_flags():
 def test_errors(tmp_path):
     with pytest.raises(ConfigError, match=r"written as \.ecsv, \.parquet, \.vot, \.reg, not '\.csv'"):
         make_catalog(1).save(tmp_path / "c.csv")
-    with pytest.raises(InputError, match=r"no\.ecsv: cannot be read as a catalogue"):
+    with pytest.raises(InputError, match=r"no\.ecsv: no such file"):
         Catalog.load(tmp_path / "no.ecsv")
     (tmp_path / "bad.parquet").write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"bad\.parquet: cannot be read"):

@@ -247,7 +247,7 @@ def test_folders_and_memory_that_fail_are_one_line(skydelta, tmp_path, monkeypat
     (tmp_path / "file").write_text("")
     result = skydelta("simulate", tmp_path / "file/pair", "--size", "128", "--stars", "9", "--transients", "1")
     assert result.exit_code == 3
-    assert result.stderr == f"skydelta: {tmp_path}/file/pair: Not a directory\n"
+    assert result.stderr == f"skydelta: {tmp_path}/file/pair: cannot be written: Not a directory\n"
 
     def full(*_, **__):
         raise MemoryError("12 GiB")

@@ -152,7 +152,7 @@ def test_a_folder_with_other_files_is_refused(sums):
         go("data")
     go("data", overwrite=True)
     assert (sums / "data/precious").read_text() == "x"
-    with pytest.raises(InputError, match="cannot be written to") as error:
+    with pytest.raises(InputError, match="cannot be written: Not a directory") as error:
         go("1/out")
     assert error.value.exit_code == ExitCode.NOTHING_USABLE  # as of every other command
 

@@ -74,7 +74,7 @@ def test_errors_are_one_line(run, night, tmp_path):
         ((), 3, "no images"),
         ((*night, tmp_path / "gone.fits"), 3, "gone.fits"),
         ((*night, tmp_path / "bad.fits"), 3, "bad.fits"),
-        ((*night, "--onto", tmp_path / "gone.hdr"), 3, "gone.hdr: cannot be read"),
+        ((*night, "--onto", tmp_path / "gone.hdr"), 3, "gone.hdr: no such file"),
         ((*night, "--pixel-scale", "-1"), 2, "stack.pixel_scale: -1.0 is not above 0"),
         ((*night, "--onto", "north-up", "--aligned"), 2, "onto cannot be given too"),
     )
