@@ -91,7 +91,7 @@ class Hdu:
         """Of the pixels after scaling: the exact unsigned forms keep integers, every other scaling gives floats."""
         scale, zero = last(self.cards, "BSCALE", 1), last(self.cards, "BZERO", 0)
         stored = STORED.get(self.bitpix, "?")
-        if not all(isinstance(v, int | float) for v in (scale, zero)):
+        if stored == "?" or not all(isinstance(v, int | float) for v in (scale, zero)):
             return "?"
         if scale == 1 and (self.bitpix, zero) in UNSIGNED:
             return UNSIGNED[self.bitpix, int(zero)]

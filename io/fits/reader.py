@@ -7,7 +7,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from astropy.io import fits
@@ -15,11 +15,12 @@ from astropy.table import Table
 
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import Cards, readable
-from skydelta.io.fits.checksum import Checks
+from skydelta.io.fits.checksum import Checks, recorded
 from skydelta.io.fits.layout import Hdu, scan
 from skydelta.io.fits.pixels import Flags, Section, header_of, nulls
 from skydelta.io.fits.pixels import read as read_pixels
 from skydelta.io.fits.tiled import grid_of
+from skydelta.io.fits.verify import verify as verified
 from skydelta.io.routes import Counted, is_url, open_source
 from skydelta.io.storage import Content
 from skydelta.kernels.backend import CPU, Array, Backend, resolve
@@ -80,7 +81,7 @@ class Source:
     def close(self) -> None:
         """Release the file."""
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -416,12 +417,14 @@ class InMemory(Source):
         return self._hdulist
 
 
-def inspect(source: Any) -> Table:
+def inspect(source: Any, verify: bool = False) -> Table:
     """The byte map of a file, and what `skydelta.read` would take it for.
 
     Parameters
     ----------
     source : str, Path, http(s) URL, bytes, binary file object
+    verify : bool
+        Read everything: hold the checksums against the bytes, and decode every tile.
 
     Returns
     -------
@@ -429,7 +432,8 @@ def inspect(source: Any) -> Table:
         index, name, kind, shape (y, x), dtype after scaling, compression, tiles (pixels of one and their number),
         nulls (what stands for a missing pixel), header and data (their first byte, in what a whole-file compression
         holds), bytes of data, device (bytes that `skydelta.read` keeps of it where it computes, at float32), role
-        (what the HDU would be read as), problem. A variance that must be estimated is counted with the image.
+        (what the HDU would be read as), checksum (the sums that it has; once verified, right or wrong), problem. A
+        variance that must be estimated is counted with the image.
 
     Raises
     ------
@@ -450,11 +454,14 @@ def inspect(source: Any) -> Table:
             if chosen is not None and used in _PLANES and file.companion(used, chosen) is not h:
                 used = "other"
             used = "image" if h is chosen else "other" if used == "image" else used
+            sums, problems = " ".join(recorded(h)), [h.fault] if h.fault else []
+            if verify:
+                sums, problems = verified(h, file.content)
             rows.append(
                 (
                     h.index, h.name, h.kind, " x ".join(map(str, h.shape)),
                     h.dtype if h.is_image and h.shape else "", h.compression, _tiles(h), nulls(h), h.start, h.data,
-                    max(h.size, 0), used, h.fault or "",
+                    max(h.size, 0), used, sums, "; ".join(problems),
                 )
             )  # fmt: skip
         table = Table(rows=rows, names=_COLUMNS, meta={"oddities": file.oddities})
@@ -464,7 +471,7 @@ def inspect(source: Any) -> Table:
 
 _COLUMNS = (
     "index", "name", "kind", "shape", "dtype", "compression", "tiles", "nulls", "header", "data", "bytes", "role",
-    "problem",
+    "checksum", "problem",
 )  # fmt: skip
 
 

@@ -492,27 +492,32 @@ def names(rows: np.ndarray) -> str:
 def fault(plan: Plan, status: np.ndarray) -> InputError:
     """The error for tiles that could not be decoded: which they are, and what is wrong with the first."""
     bad = np.flatnonzero(status)
-    i = int(bad[0])
+    first = why(plan, int(bad[0]), int(status[bad[0]]))
+    return InputError(
+        f"{names(plan.rows[bad])} of {plan.total} cannot be decoded ({plan.method}): {first}",
+        tiles=plan.rows[bad].tolist(),
+    )
+
+
+def why(plan: Plan, i: int, status: int) -> str:
+    """``tile 3: ...``: what is wrong with the i-th tile of a plan."""
     tiles = plan.tiles
     stream = to_host(plan.heap.bytes[tiles.offset[i] : tiles.offset[i] + tiles.length[i]]).tobytes()
     pixels = int(np.prod(tiles.extent[i]))
-    said = kernel.FAULTS[int(status[i])] + f" ({len(stream)} bytes, {pixels} pixels)"
+    said = kernel.FAULTS[status] + f" ({len(stream)} bytes, {pixels} pixels)"
     codec = int(tiles.codec[i])
-    if status[i] == kernel.MAGIC:
+    if status == kernel.MAGIC:
         said = f"starts with {stream[:2]!r} and has {len(stream)} bytes"
-    elif status[i] == kernel.SIZE and codec in (kernel.GZIP1, kernel.GZIP2):
+    elif status == kernel.SIZE and codec in (kernel.GZIP1, kernel.GZIP2):
         size = int.from_bytes(stream[-4:], "little")
         said = f"inflates to {size} bytes; {pixels} pixels of 1, 2, 4 or 8 bytes are needed"
-    elif status[i] == kernel.SIZE and codec == kernel.RAW:
+    elif status == kernel.SIZE and codec == kernel.RAW:
         said = f"{len(stream)} bytes; {pixels} pixels of 1, 2, 4 or 8 bytes are needed"
-    elif status[i] == kernel.SIZE and codec == kernel.HCOMPRESS:
+    elif status == kernel.SIZE and codec == kernel.HCOMPRESS:
         rows, columns = struct.unpack(">2i", stream[2:10])
         needed = [n for n in tiles.extent[i].tolist() if n != 1] or [1]
         said = f"the stream holds {rows} x {columns} pixels; {' x '.join(map(str, needed))} are needed"
-    return InputError(
-        f"{names(plan.rows[bad])} of {plan.total} cannot be decoded ({plan.method}): tile {plan.rows[i]}: {said}",
-        tiles=plan.rows[bad].tolist(),
-    )
+    return f"tile {plan.rows[i]}: {said}"
 
 
 _TABLE_CARD = re.compile(

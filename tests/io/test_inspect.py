@@ -75,3 +75,11 @@ def test_a_cube_and_a_damaged_tile_grid_take_nothing(tmp_path, image):
     path = write(tmp_path / "tiles.fits", fits.CompImageHDU(image, name="SCI"))
     path.write_bytes(path.read_bytes().replace(b"ZTILE2  =                    1", b"ZTILE2  =                    7"))
     assert inspect(path)["tiles"][1] == "?"
+
+
+def test_a_tiled_image_without_the_type_of_its_pixels(tmp_path, image):
+    path = write(tmp_path / "a.fits", fits.CompImageHDU(image))
+    path.write_bytes(path.read_bytes().replace(b"ZBITPIX =", b"YBITPIX ="))
+    table = inspect(path)
+    assert table["dtype"][1] == "?"
+    assert "ZBITPIX = None; allowed: 8" in table["problem"][1]
