@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from skydelta.io.catalog import Catalog, bits
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.io.sky import icrs_pixels
-from skydelta.kernels.backend import Array, to_host
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.convolve import gaussian_taps
 from skydelta.kernels.cutouts import cutouts
 from skydelta.kernels.deblend import peak_tree
@@ -25,7 +25,7 @@ from skydelta.kernels.stars import smooth_masked
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import LARGE, mask_flags, middle_of, own_score, sky_positions, subpixel
 from skydelta.stages.fit import BATCH, Cutter, Detections, Fit
-from skydelta.stages.lobes import forced_fit, status_flags
+from skydelta.stages.lobes import Stamps, forced_fit, status_flags
 from skydelta.stages.measure import Measurer, isophotal
 
 SHARP = 0.47
@@ -99,7 +99,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 4
+    version = 5
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
@@ -186,14 +186,14 @@ class Sources(Stage[SourcesConfig]):
         cutter = Cutter(image, detections, min(max(2 * int(np.ceil(2.5 * width)) + 1, 15), 31))
         parts = []
         for first in range(0, n, BATCH):
-            stamps = cutter(first, None)
+            stamps, counted = _around(cutter(first, None))
             fit, free = forced_fit(stamps, stamps.start[:, None])
             usable = fit.usable & (fit.status == Status.CONVERGED)
             values = np.where(usable[:, None], fit.parameters, np.nan)
             parts.append({
                 "flux": values[:, 0], "flux_err": np.where(usable, fit.errors[:, 0], np.nan),
                 "background": values[:, 3], "chi2": np.where(usable, fit.chi2, np.nan),
-                "dof": np.maximum(fit.pixels - free, 0).astype(float), "sharpness": fit.sharpness,
+                "dof": np.maximum(counted - free, 0), "sharpness": fit.sharpness,
                 "flags": status_flags(fit.status) | np.where(usable, 0, bits("NO_FIT")),
             })  # fmt: skip
         names = ("flux", "flux_err", "background", "chi2", "dof", "sharpness", "flags")
@@ -207,6 +207,20 @@ class Sources(Stage[SourcesConfig]):
         out["id"] = np.arange(1, n + 1) if named is None else np.asarray(positions[named])
         out |= _measured(Measurer(image, image.good()), x * far, y * far, width, radii, np.sign(out["flux"]))
         return _table(image, out, np.where(np.isfinite(out["flux"]), "forced", "none"), radii)
+
+
+def _around(stamps: Stamps) -> tuple[Stamps, np.ndarray]:
+    """Stamps whose pixels count by their area within a square about the start, not about the nearest pixel; that area.
+
+    Else a border of pixels enters and another leaves, and what is fitted jumps, where the nearest pixel changes.
+    """
+    backend, half = backend_of(stamps.weight), stamps.weight.shape[1] // 2
+    pixel = np.arange(-half, half + 1)[:, None, None]
+    part = np.clip(half + 0.5 - np.abs(pixel - stamps.start), 0, 1).astype(np.float32)
+    across, down = (backend.asarray(np.ascontiguousarray(part[:, :, k].T)) for k in range(2))
+    area = down[:, :, None] * across[:, None, :]
+    counted = to_host((area * (stamps.weight > 0)).sum(axis=(1, 2), dtype=np.float64))
+    return replace(stamps, weight=stamps.weight * area), counted
 
 
 @dataclass(frozen=True)

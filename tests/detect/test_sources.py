@@ -347,6 +347,28 @@ def test_forced_photometry(rng, figure):
     np.testing.assert_array_equal(np.isfinite(every["flux"].value), [True, False, False])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_forced_fluxes_do_not_jump_where_the_nearest_pixel_changes(rng, axis):
+    at = np.stack(np.meshgrid(*2 * [20 + 40.0 * np.arange(8)]), -1).reshape(-1, 2)
+    at[:, axis] += 0.5
+    e = exposure(draw(rng.normal(0, 1, (340, 340)), *at.T, flux_of(np.full(len(at), 20.0))))
+    step = np.eye(2)[axis] * 1e-7
+    below, above = (Sources()(e, Catalog({"x": x, "y": y})) for x, y in ((at - step).T, (at + step).T))
+    for name, error in (
+        ("flux", 2e-5),
+        ("flux_err", 1e-6),
+        ("background", 1e-6),
+        ("chi2", 1e-3),
+        ("flux_aper_2", 2e-5),
+    ):
+        one, two = (np.asarray(getattr(c[name], "value", c[name])) for c in (below, above))
+        scale = np.asarray(below[f"{name}_err"].value) if f"{name}_err" in below.colnames else 1.0
+        assert (np.abs(two - one) / scale).max() < error, name
+    assert np.mean(below["chi2"] / below["dof"]) == pytest.approx(1, abs=0.03)
+    pull = (below["flux"].value - flux_of(20.0)) / below["flux_err"].value
+    assert 0.75 < pull.std() < 1.25
+
+
 def test_positions_where_nothing_can_be_measured(rng):
     e = exposure(rng.normal(0, 1, (60, 70)))
     table = Catalog({"x": [-50.0, 30.0, -7e5, 69.3, 1e12], "y": [10.0, 30, 5, 30, 1e12]})
