@@ -18,6 +18,7 @@ from skydelta.io.pairnoise import PairNoise
 
 if TYPE_CHECKING:
     from skydelta.io.exposure import Exposure
+    from skydelta.io.fits.checksum import Checks
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class MatchKernel:
     fitted: bool = True
 
     @classmethod
-    def load(cls, source: str | Path) -> MatchKernel:
+    def load(cls, source: str | Path, checks: Checks | None = None) -> MatchKernel:
         """The kernel in a ``difference.fits``, or in a file of `save`.
 
         What a difference needs comes back to the last bit: images, polynomials, background, direction, grid. The basis
@@ -92,6 +93,8 @@ class MatchKernel:
         ----------
         source : str or Path
             FILE, of which the extension KERNEL is read, or FILE[EXT].
+        checks : Checks, optional
+            What is done about checksums, and what they said; warnings when left out.
 
         Raises
         ------
@@ -103,7 +106,7 @@ class MatchKernel:
         path, extension = split_extension(str(source))
         with open_file(path) as file:
             hdu = file.find(extension or "KERNEL")
-            header, pixels, _ = file.read(hdu)
+            header, pixels, _ = file.read(hdu, checks=checks)
             try:
                 return cls.from_hdu(pixels, header)
             except InputError as e:

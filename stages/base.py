@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_args
@@ -95,6 +95,12 @@ class Context:
         """Record something a reader must know (fallback, clipping, degeneracy): receipt, report and header."""
         self.flags[name] = message
         log.info("%s %s: %s", self.id, name, message)
+
+    def flag_each(self, name: str, lines: Iterable[str]) -> None:
+        """A flag for each line that is in none yet: ``name``, ``name_2``, ..., behind those that there are."""
+        for line in (x for x in lines if x not in self.flags.values()):
+            taken = sum(flag == name or flag.startswith(f"{name}_") for flag in self.flags)
+            self.flag(f"{name}_{taken + 1}" if taken else name, line)
 
     def fail(self, name: str, error: SkydeltaError) -> None:
         """Record a fault that makes the products untrustworthy but still worth writing (``misaligned``)."""

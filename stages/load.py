@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from skydelta.io.exposure import Exposure
+from skydelta.io.fits.checksum import Checks
 from skydelta.io.fits.reader import split_extension
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.read import read
@@ -81,9 +82,8 @@ def flag_reading(ctx: Context, exposure: Exposure) -> None:
     """Flags for what was odd about a file: ``checksum``, ``checksum_2``, ... and ``reading``, ``reading_2``, ..."""
     wrong = exposure.notes.get("checksum", {}).get("wrong", [])
     others = [line for line in exposure.notes.get("warnings", []) if line not in wrong]
-    for flag, lines in (("checksum", wrong), ("reading", others)):
-        for i, line in enumerate(lines):
-            ctx.flag(f"{flag}_{i + 1}" if i else flag, line)
+    ctx.flag_each("checksum", wrong)
+    ctx.flag_each("reading", others)
 
 
 def flag_lost(ctx: Context, exposure: Exposure, usable: float | None = None) -> None:
@@ -129,7 +129,9 @@ class LoadKernel(Stage[LoadKernelConfig]):
         MatchKernel.load(under(base, self.config.file))
 
     def run(self, ctx: Context) -> dict[str, Any]:  # type: ignore[override]
-        kernel = MatchKernel.load(under(ctx.base, self.config.file))
+        checks = Checks()
+        kernel = MatchKernel.load(under(ctx.base, self.config.file), checks)
+        ctx.flag_each("checksum", checks.wrong)
         ctx.metric("kernel_file", self.config.file)
         return {"kernel": kernel}
 

@@ -275,7 +275,9 @@ class Job:
         """One image on its part of the target; planes on the host: image, mask and, if there is one, variance."""
         config = self.config
         box = Box(0, grid.shape[0], 0, grid.shape[1]) if config.aligned else blocks.around(_box(one, grid))
-        image = self._known_planes(one.read(self.ctx.backend.name).single())
+        whole = one.read(self.ctx.backend.name)
+        self.ctx.flag_each("checksum", whole.notes.get("checksum", {}).get("wrong", []))
+        image = self._known_planes(whole.single())
         align = Align(method=config.resampling, conserve=config.conserve, aligned=config.aligned)
         ctx = Context(self.ctx.backend, id=one.id)
         onto = grid.exposure(box).with_(planes=self.planes)

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """DATASUM and CHECKSUM are verified as files are read: damage is told, sound files never are. The oracle is astropy."""
 
+import json
 import logging
 import warnings
 
 import numpy as np
 import pytest
+import support_cli
+import support_io
 import support_kvikio
 import support_standin
 from astropy.io import fits
 from astropy.table import Table
 
 import skydelta
-from skydelta.errors import ConfigError, InputError
+from skydelta.errors import ConfigError, ExitCode, InputError
 from skydelta.io import direct, staging, tally
 from skydelta.io.fits import tiled
 from skydelta.io.fits.checksum import recorded, tally_of, verdict
 from skydelta.kernels import checksum as kernel
 from skydelta.kernels.backend import resolve
 from skydelta.stages.base import Context
-from skydelta.stages.load import Load
+from skydelta.stages.load import Load, LoadKernel
+from skydelta.stages.stack import Stack
 
 SHAPE = (60, 90)
 
@@ -374,3 +378,61 @@ def test_real_files_are_doubted_where_astropy_doubts_them(shared_data):
             verified += len(said)
             assert bool([s for s in said if s]) == bool(complaints(path)), path.name
     assert verified > 10
+
+
+FLOW = """
+version = 1
+name = "copy"
+[inputs]
+science = "damaged.fits"
+[[steps]]
+stage = "load"
+inputs = { path = "science" }
+[[steps]]
+stage = "write_image"
+inputs = { image = "science" }
+file = "copy.fits"
+"""
+
+
+def test_a_run_records_it_or_fails(visit, tmp_path):
+    (tmp_path / "copy.toml").write_text(FLOW)
+    codes = {}
+    for policy in ("warn", "error", "ignore"):
+        out = tmp_path / policy
+        words = ["--set", f"steps.load.checksum={policy}", "--device", "cpu", "-o", out]
+        done = support_cli.call("run", tmp_path / "copy.toml", *words)
+        codes[policy] = done.exit_code
+        (receipt,) = [json.loads(p.read_text()) for p in out.glob("items/*/receipt.json")]
+        flags = {name: text for step in receipt["steps"] for name, text in step["flags"].items()}
+        if policy == "error":
+            assert done.stderr == f"skydelta: load: {receipt['error']['message'].removeprefix('load: ')}\n"
+            assert f"{visit[1]}: HDU 2 (VAR): DATASUM = " in done.stderr
+            continue
+        assert list(flags) == (["checksum"] if policy == "warn" else [])
+        page = (out / "report.html").read_text()
+        assert ("damaged.fits HDU 2 (VAR): DATASUM" in page) == (policy == "warn")
+        assert ("flag checksum: damaged.fits HDU 2 (VAR)" in done.stdout) == (policy == "warn")
+    # as a file that is damaged in another way
+    visit[1].write_bytes(visit[1].read_bytes()[:-2880])
+    cut = support_cli.call("run", tmp_path / "copy.toml", "--device", "cpu", "-o", tmp_path / "cut")
+    assert "data are truncated" in cut.stderr
+    assert codes == {"warn": 0, "error": cut.exit_code, "ignore": 0}
+    assert cut.exit_code == ExitCode.NOTHING_USABLE
+
+
+def test_stacks_and_stored_kernels_are_flagged(visit, tmp_path, rng):
+    sound, damaged = visit
+    ctx = Context(resolve("cpu"))
+    images = [str(sound), str(damaged), str(sound)]
+    Stack(aligned=True, scaling="none", background="none", method="mean").run(ctx, images=images)
+    assert [text.partition(": ")[0] for name, text in ctx.flags.items() if "checksum" in name] == [
+        "damaged.fits HDU 2 (VAR)"
+    ]
+    support_io.make_kernel(rng).save(tmp_path / "k.fits")
+    with skydelta.open(tmp_path / "k.fits") as file:
+        at = file.find("KERNEL").data + 100
+    for path, flags in ((tmp_path / "k.fits", []), (flipped(tmp_path / "k.fits", at, 0), ["checksum"])):
+        ctx = Context(resolve("cpu"))
+        LoadKernel(file=str(path)).run(ctx)
+        assert list(ctx.flags) == flags
