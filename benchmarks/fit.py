@@ -5,7 +5,7 @@ python benchmarks/fit.py [--stamps 20000] [--side 21] [--threads N] [--repeat 5]
 
 Dipoles of a known Gaussian PSF, S/N of each lobe log-uniform from 20 to 200, separation 1 to 3 PSF sigma, unit noise.
 ``kernel`` starts 0.3 px off the truth, as the fits of SciPy do, on float32 stamps; ``api`` is `skydelta.fit`, which is
-given no start and tries three. SciPy fits the exact Gaussian of known width by Levenberg-Marquardt with analytic
+given no start and tries up to three. SciPy fits the exact Gaussian of known width by Levenberg-Marquardt with analytic
 derivatives. The best of the repeats counts; CPU seconds are shown beside, since other work takes wall time.
 """
 

@@ -25,6 +25,7 @@ from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
+    EXCESS,
     PSF_FREE,
     Stamps,
     dipole_columns,
@@ -42,9 +43,6 @@ BATCH = 2048
 
 MARGIN = 6.0
 """BIC by which the dipole must win over the single source (2.2: 6 to 10)."""
-
-EXCESS = 3.0
-"""Standard deviations of chi2 above its expectation from which on a dipole is tried for any object."""
 
 EXPLAINED = 0.3
 """Share of that excess which a dipole must take away; it leaves most of a cosmic ray's, whose light is no PSF."""
@@ -77,7 +75,7 @@ class Fit(Stage[FitConfig]):
     """
 
     name = "fit"
-    version = 2
+    version = 3
     inputs = {
         "image": Port(Exposure, "difference with white noise, its variance and PSF"),
         "catalog": Port(Catalog, "detections"),

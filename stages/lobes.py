@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +12,11 @@ from skydelta.io.catalog import bits
 from skydelta.kernels.backend import Array
 from skydelta.kernels.fit import LobeFit, Status, fit_lobes
 
-SEPARATIONS = (1.0, 2.5)
+SEPARATIONS = (2.5, 1.0)
 """Lobe distances tried along the dipole moment, PSF sigma."""
+
+EXCESS = 3.0
+"""Standard deviations of chi2 above its expectation from which on a model does not explain a stamp."""
 
 LOBE_ERROR = 0.27
 """Error of a fitted lobe (px, either axis) from which on the lobes count as not determined one by one.
@@ -110,20 +114,74 @@ def moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
     }
 
 
-def fit_dipoles(stamps: Stamps, row: np.ndarray, moment: np.ndarray, sigma: float | np.ndarray) -> LobeFit:
-    """The best dipole of the stamps ``row`` from several starts: along their moments (n, 2), and where lobes were seen.
+def fit_dipoles(
+    stamps: Stamps,
+    row: np.ndarray,
+    moment: np.ndarray,
+    sigma: float | np.ndarray,
+    known: bool = True,
+    seek: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> LobeFit:
+    """The best dipole of the stamps ``row`` from several starts: where lobes were seen, and along their moments (n, 2).
 
-    ``sigma`` is that of the PSF, px: one for all, or (n,).
+    Where the first start converges to determined lobes that explain the stamp no other is tried: of 40 000 simulated
+    dipoles (S/N 5 to 200, separation 0.3 to 6 PSF sigma) half ended so, and no other start, nor the truth, had a lower
+    chi2 for any.
+
+    Parameters
+    ----------
+    stamps : Stamps
+    row : int (n,)
+    moment : float64 (n, 2)
+    sigma : float or (n,)
+        Of the PSF, px.
+    known : bool
+        The weights are the inverse variance, so that chi2 says whether the stamp is explained.
+    seek : callable, optional
+        Gives the lobes (m, 2, 2) of rows (m,) of the stamps that have none.
     """
-    here, lobes = stamps.start[row], stamps.lobes[row]
+    width = np.broadcast_to(np.asarray(sigma, float), len(row))[:, None]
     along = unit(moment)
+
+    def about(which: np.ndarray, separation: float, direction: np.ndarray) -> np.ndarray:
+        half = 0.5 * separation * width[which] * direction[which]
+        here = stamps.start[row[which]]
+        return np.stack([here + half, here - half], 1)
+
+    every = np.arange(len(row))
+    seen = np.isfinite(stamps.lobes[row]).all(axis=(1, 2))
+    wide = about(every, SEPARATIONS[0], along)
+    first = stamps.fit(np.where(seen[:, None, None], stamps.lobes[row], wide), row)
+    rest = np.flatnonzero(~_settled(first)) if known else every
+    if not len(rest):
+        return first
+    other, blind = wide[rest], np.flatnonzero(~seen[rest])
     across = along[:, ::-1] * np.array([-1, 1])
-    trials = [(SEPARATIONS[0], along), (SEPARATIONS[1], along), (SEPARATIONS[1], across)]
-    width = np.reshape(sigma, (-1, 1))
-    starts = [np.stack([here + d, here - d], 1) for d in (0.5 * s * width * direction for s, direction in trials)]
-    starts[-1] = np.where(np.isfinite(lobes), lobes, starts[-1])
-    fits = stamps.fit(np.concatenate(starts), np.tile(row, len(starts)))
-    return fits.take(best_of(fits, len(row)))
+    other[blind] = about(rest[blind], SEPARATIONS[0], across) if seek is None else seek(row[rest[blind]])
+    starts = [about(rest, SEPARATIONS[1], along), other]
+    others = stamps.fit(np.concatenate(starts), np.tile(row[rest], len(starts)))
+    fits = joined(first.take(rest), others)
+    return put(first, rest, fits.take(best_of(fits, len(rest))))
+
+
+def _settled(dipole: LobeFit) -> np.ndarray:
+    """bool (n,): converged, the lobes determined, and the stamp explained."""
+    expected = np.maximum(dipole.pixels - DIPOLE_FREE, 1)
+    explained = dipole.chi2 - expected <= EXCESS * np.sqrt(2 * expected)
+    return (dipole.status == Status.CONVERGED) & explained & ~undetermined(dipole)
+
+
+def joined(*fits: LobeFit) -> LobeFit:
+    """Several batches of fits as one."""
+    return LobeFit(*(np.concatenate(a) for a in zip(*(vars(f).values() for f in fits), strict=True)))
+
+
+def put(fit: LobeFit, rows: np.ndarray, new: LobeFit) -> LobeFit:
+    """The fits with some of them replaced."""
+    out = [a.copy() for a in vars(fit).values()]
+    for a, b in zip(out, vars(new).values(), strict=True):
+        a[rows] = b
+    return LobeFit(*out)
 
 
 def forced_fit(stamps: Stamps, places: np.ndarray) -> tuple[LobeFit, int]:

@@ -18,17 +18,20 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
 from skydelta.kernels.fit import BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
-from skydelta.stages.fit import BATCH, EXCESS, Fit
+from skydelta.stages.fit import BATCH, Fit
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
+    EXCESS,
     PSF_FREE,
     Stamps,
     best_of,
     dipole_columns,
     fit_dipoles,
     forced_fit,
+    joined,
     linear_dipole,
     positive_first,
+    put,
     status_flags,
     undetermined,
 )
@@ -473,19 +476,17 @@ def _point(own: Stamps, known: bool, searched: bool) -> _Found:
         chi2 = np.where(np.isfinite(tried.chi2), tried.chi2, np.inf).reshape(len(grid), -1)
         place = places[chi2.argmin(axis=0), np.arange(len(again))]
         other = own.fit(place[:, None], again)
-        both = _joined(found.take(again), other)
+        both = joined(found.take(again), other)
         kept = both.take(best_of(both, len(again)))
-        found = _put(found, again, kept)
+        found = put(found, again, kept)
     return _Found(_calibrated(found, PSF_FREE, known), PSF_FREE, known, np.zeros(len(row), bool))
 
 
 def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
     """Dipoles, from starts along the moment and from the peaks of both signs."""
     row = np.arange(len(own.start))
-    seen = np.isfinite(own.lobes).all(axis=(1, 2))
-    own = replace(own, lobes=np.where(seen[:, None, None], own.lobes, _peaks(own, sigma)))
     moment = own.fit(own.start[:, None], row, limit=1).moment[:, 1:3]
-    found = fit_dipoles(own, row, np.nan_to_num(moment), sigma)
+    found = fit_dipoles(own, row, np.nan_to_num(moment), sigma, known, lambda rows: _peaks(own, sigma, rows))
     found = _calibrated(positive_first(found), DIPOLE_FREE, known)
     degenerate = undetermined(found)
     rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA))
@@ -522,24 +523,14 @@ def _forced(own: Stamps, model: str, known: bool) -> _Found:
     return _Found(_calibrated(found, free, known), free, known, np.zeros(len(own.start), bool))
 
 
-def _joined(*fits: LobeFit) -> LobeFit:
-    return LobeFit(*(np.concatenate(a) for a in zip(*(vars(f).values() for f in fits), strict=True)))
-
-
-def _put(fit: LobeFit, rows: np.ndarray, new: LobeFit) -> LobeFit:
-    """The fits with some of them replaced."""
-    out = [a.copy() for a in vars(fit).values()]
-    for a, b in zip(out, vars(new).values(), strict=True):
-        a[rows] = b
-    return LobeFit(*out)
-
-
-def _peaks(own: Stamps, sigma: np.ndarray) -> np.ndarray:
-    """Highest and lowest pixel (n, 2, 2), from the middle, of the stamps' matched filter near their starts."""
+def _peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Highest and lowest pixel (n, 2, 2), from the middle, of some stamps' matched filter near their starts."""
     backend = backend_of(own.data)
     xp, fft, side = backend.xp, backend.fft, own.data.shape[1]
-    if not len(own.start):
+    if not len(rows):
         return np.zeros((0, 2, 2))
+    index, sigma, start = backend.asarray(rows), sigma[rows], own.start[rows]
+    data, weight = own.data[index], own.weight[index]
     # a Gaussian of about the PSF's width finds the lobes well enough
     o = np.arange(side) - side // 2
     wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma, 0.7)[:, None, None] ** 2)))
@@ -549,13 +540,13 @@ def _peaks(own: Stamps, sigma: np.ndarray) -> np.ndarray:
         spectrum = fft.rfft2(backend.asarray(kernel, np.float32), (size, size))
         return fft.irfft2(fft.rfft2(plane, (size, size)) * xp.conj(spectrum), (size, size))
 
-    top, bottom = through(own.weight * own.data, wide), through(own.weight, wide**2)
+    top, bottom = through(weight * data, wide), through(weight, wide**2)
     # correlation with a kernel whose middle is at side // 2 is moved back by that
     top, bottom = (xp.roll(a, (side // 2, side // 2), (1, 2))[:, :side, :side] for a in (top, bottom))
     least = 1e-3 * bottom.max(axis=(1, 2))[:, None, None]
     snr = xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
-    near = np.abs(o - own.start[:, None, :].transpose(0, 2, 1)) <= REACH
+    near = np.abs(o - start[:, None, :].transpose(0, 2, 1)) <= REACH
     inside = backend.asarray(near[:, 1, :, None] & near[:, 0, None, :])
     ends: list[Callable[..., Array]] = [partial(xp.argmax, axis=1), partial(xp.argmin, axis=1)]
-    index = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)
-    return np.stack([index % side, index // side], 2) - side // 2.0
+    place = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)
+    return np.stack([place % side, place // side], 2) - side // 2.0

@@ -14,6 +14,7 @@ import skydelta
 import skydelta.io.catalog
 import skydelta.kernels.backend
 from skydelta.errors import ConfigError, InputError
+from skydelta.kernels.fit import fit_lobes, spline_coefficients
 from skydelta.stages.detect import Detect
 from skydelta.stages.fit import BATCH, Fit
 from skydelta.stages.stampfit import COLUMNS, COMMON, FitResult
@@ -112,6 +113,23 @@ def test_dipoles_from_the_middle_of_the_stamp(rng, figure):
         off = (got[name] - want)[good]
         pull = ((off + 180) % 360 - 180 if name == "angle" else off) / got[f"{name}_err"][good]
         figure(f"array dipoles, pull of {name}: robust std", 1.4826 * np.median(np.abs(pull)), (0.88, 1.12))
+
+
+@pytest.mark.parametrize("separations", [(0.3, 1.5), (1, 3), (3, 6)])
+def test_no_start_has_a_better_minimum_than_the_first_that_will_do(rng, separations):
+    """Where lobes are determined fits are not begun again: one kernel call from each other start, and the truth."""
+    at, flux = dipoles(rng, 600, (8, 200), separations)
+    data = stamps(rng, at, flux).astype(np.float32)
+    got = skydelta.fit(data, model="dipole", psf=PSF, variance=1.0)
+    firm = (got["status"] == "converged") & (got["dof"] > 0)
+    assert firm.mean() > 0.2
+    psf = np.repeat(spline_coefficients(PSF[None]), len(data), 0)
+    step = at[:, 0] - at[:, 1]
+    step /= np.hypot(*step.T)[:, None]
+    for start in (at - 10, *(0.5 * s * SIGMA * np.stack([step, -step], 1) for s in (0.7, 1.5, 3.0, 5.0))):
+        other = fit_lobes(data, np.ones_like(data), psf, start)
+        better = other.usable & (other.chi2 < got["chi2"] - 1e-3)
+        assert not (better & firm).any()
 
 
 def test_degenerate_means_undetermined_lobes(rng, figure):
