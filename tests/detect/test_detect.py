@@ -353,9 +353,13 @@ def test_no_source_is_lost_to_a_neighbour_of_the_other_sign(rng, figure):
     figure("detect: recall in a crowd of both signs", (distance < 2)[clear].mean(), (0.97, 1))
 
 
-@pytest.mark.parametrize(("threshold", "smooth"), [(1.7, 1.2), (0.5, 4.0)], ids=["small", "beyond the windows"])
-def test_footprints_touch_where_their_dilations_overlap(rng, threshold, smooth):
-    field = gaussian_filter(rng.normal(size=(110, 130)), smooth)
+@pytest.mark.parametrize(
+    ("shape", "threshold", "smooth"),
+    [((60, 80), 1.7, 1.2), ((110, 130), 0.5, 4.0)],
+    ids=["small", "beyond the windows"],
+)
+def test_footprints_touch_where_their_dilations_overlap(rng, shape, threshold, smooth):
+    field = gaussian_filter(rng.normal(size=shape), smooth)
     snr = (field / field.std()).astype(np.float32)
     labels, area = components(snr, threshold)
     label = np.arange(1, len(area) + 1)

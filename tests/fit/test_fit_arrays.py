@@ -118,7 +118,7 @@ def test_dipoles_from_the_middle_of_the_stamp(rng, figure):
 @pytest.mark.parametrize("separations", [(0.3, 1.5), (1, 3), (3, 6)])
 def test_no_start_has_a_better_minimum_than_the_first_that_will_do(rng, separations):
     """Where lobes are determined fits are not begun again: one kernel call from each other start, and the truth."""
-    at, flux = dipoles(rng, 600, (8, 200), separations)
+    at, flux = dipoles(rng, 400, (8, 200), separations)
     data = stamps(rng, at, flux).astype(np.float32)
     got = skydelta.fit(data, model="dipole", psf=PSF, variance=1.0)
     firm = (got["status"] == "converged") & (got["dof"] > 0)
