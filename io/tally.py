@@ -12,7 +12,7 @@ from skydelta.io.storage import SPAN, Content
 from skydelta.kernels.backend import Array
 from skydelta.kernels.checksum import add_words, word_sum_later
 
-PIECE = 1 << 19
+PIECE = 1 << 20
 """Bytes that are read and summed together."""
 
 
