@@ -6,9 +6,11 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from threadpoolctl import ThreadpoolController, threadpool_info
 
 import skydelta
 from skydelta.errors import ConfigError, ExitCode, WorkerError
@@ -16,7 +18,7 @@ from skydelta.pipeline.executors import dask
 from skydelta.pipeline.executors.threads import SWITCH, Threads
 from skydelta.pipeline.graph import bind, external
 from skydelta.pipeline.items import WorkItem
-from skydelta.pipeline.job import Job
+from skydelta.pipeline.job import Job, one_blas_thread
 from skydelta.pipeline.receipts import RunFolder
 from skydelta.pipeline.simulate import simulate
 from skydelta.pipeline.workflow import load
@@ -61,6 +63,42 @@ def visit(tmp_path_factory):
 def test_the_job_on_threads(visit, tmp_path):
     table, expected = visit
     assert run(table, tmp_path / "out", executor="threads", workers=2) == expected
+
+
+def test_blas_has_one_thread_in_items_of_any_thread():
+    """Also after items of another thread that still lives, as after a serial run; the last to leave gives it back."""
+
+    def numbers():
+        return {i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
+
+    seen, both = [], threading.Barrier(2)
+
+    def work(late):
+        with one_blas_thread():
+            both.wait(10)
+            seen.append(numbers())
+            if late:
+                first.join(10)
+                seen.append(numbers())
+
+    blas = ThreadpoolController().select(user_api="blas")
+    before = blas.limit(limits=2)
+    with blas.limit(limits=None):  # leaving it lets other threads set the number
+        two = numbers()
+    try:
+        if two != {2}:
+            pytest.skip("this BLAS has no second thread")
+        with one_blas_thread():
+            seen.append(numbers())
+        first, second = (threading.Thread(target=work, args=(late,)) for late in (False, True))
+        first.start(), second.start()
+        second.join(10)
+        assert seen == [{1}] * 4
+        assert numbers() == {2}
+    finally:
+        before.restore_original_limits()
+        with blas.limit(limits=None):
+            pass
 
 
 def test_threads_give_way_often_and_leave_the_interpreter_as_it_was():
