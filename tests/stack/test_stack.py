@@ -369,7 +369,7 @@ def test_what_cannot_be_used_is_named_and_skipped_only_when_asked(rng, tmp_path)
         (2, {"scales": [1, -1]}, ConfigError, "positive numbers"),
         (2, {"scaling": "header"}, InputError, "v0.fits has no zero point"),
         (2, {"scaling": "stars"}, AlgorithmError, "v1.fits: 0 stars in common"),
-        (2, {"scratch": "/nowhere", "budget": 1 << 20, "shape": (300, 400)}, InputError, "scratch file in /nowhere"),
+        (2, {"scratch": "/nowhere", "budget": 1 << 20, "shape": (300, 400)}, InputError, "/nowhere/scratch: "),
     ],
 )
 def test_wrong_use_is_one_line(images, config, error, words, rng):
