@@ -118,6 +118,8 @@ def _objects(root: Path) -> str:
     for k in shown:
         row = table[int(k)]
         rows = catalog[np.flatnonzero(rows_of == row["object"])]
+        if not len(rows):  # the second pass of the items that have seen it failed
+            continue
         mjd, flux, error = (np.asarray(rows[c].value, float) for c in ("mjd", "flux", "flux_err"))
         seen = np.asarray(rows["detected"]) if forced else np.ones(len(rows), bool)
         timed = bool(np.isfinite(mjd).all())
@@ -142,10 +144,12 @@ def _objects(root: Path) -> str:
         level = 0.0 if forced else None
         svg = pictures.scatter(points, f"Flux of {row['object']} against {x_name}", x_name, level)
         cards.append(f"<figure>{svg}<figcaption>{words}</figcaption></figure>")
+    if not cards:
+        return ""
     if forced:
         heading = "Light curves"
         words = (
-            f"{len(shown)} of {len(table)} objects, the most significant first; grey: measured where it was not "
+            f"{len(cards)} of {len(table)} objects, the most significant first; grey: measured where it was not "
             f"detected ({LIGHT_CURVES})."
         )
     else:

@@ -373,6 +373,10 @@ def _written(write: Callable[[], object]) -> bool:
     except (OSError, SkydeltaError) as e:
         log.error("%s", e)
         return False
+    except Exception as e:
+        log.debug("what covers the run", exc_info=True)
+        log.error("unexpected %s: %s", type(e).__name__, " ".join(str(e).split()))
+        return False
     return True
 
 
