@@ -6,7 +6,9 @@ locked staging bring the bytes of a raw one into device memory, and that of read
 scaling, mask). Kernel: of float32 pixels, the decoding of Rice tiles alone, by events, for parts of an image, one
 image and a batch in one launch, by the number of lanes that share a tile; and its time over that of a device copy of
 the least bytes (stored ones in, pixels out). Files: of float32 pixels, from opening to pixels and mask on the device,
-by each route, by one thread and by several with a stream each.
+by each route, by one thread and by several with a stream each. Gzip: of images in GZIP tiles, ms from opened file to
+pixels and mask on the device with tiles inflated there and on the host, and the kernels that inflate and sum, alone,
+over the time of a copy of the least bytes (streams in, bytes out; for sums, bytes in).
 """
 
 import os
@@ -27,6 +29,7 @@ from skydelta.io.routes import open_source
 from skydelta.kernels import decode as front
 from skydelta.kernels.backend import backend_of, cupy, to_host
 from skydelta.kernels.core.devices import active, pinned, streams
+from skydelta.kernels.cuda import checksums, inflate
 from skydelta.kernels.cuda import decode as launcher
 
 BATCH = 16
@@ -101,9 +104,9 @@ def transfers(path, backend, repeat):
     return out
 
 
-def launches(run):
-    """The kernels that a run launches, as functions without arguments."""
-    found, real = [], launcher.kernel
+def launches(run, module=launcher):
+    """The kernels of a launcher's module that a run launches, as functions without arguments."""
+    found, real = [], module.kernel
 
     def recording(*what):
         function = real(*what)
@@ -114,11 +117,11 @@ def launches(run):
 
         return launch
 
-    launcher.kernel = recording
+    module.kernel = recording
     try:
         run()
     finally:
-        launcher.kernel = real
+        module.kernel = real
     return found
 
 
@@ -194,7 +197,33 @@ def batch(path, backend, repeat):
     return out
 
 
-TABLES = ("transfer", "kernel", "files")
+def gzip(path, backend, repeat, rate):
+    """ms of a read with tiles inflated on either side, and of the two kernels."""
+    out, there = {}, launcher._is_there
+    with open_file(path) as file:
+        want = file.pixels(1, dtype="float32")
+        for where in ("host", "device"):
+            launcher._is_there = there if where == "device" else lambda heap: False
+            try:
+                np.testing.assert_array_equal(to_host(flagged(file, backend)[0]), want)
+                ms = 1e3 * seconds(lambda: flagged(file, backend), repeat)
+            finally:
+                launcher._is_there = there
+            out[f"read, inflated on the {where}"] = {"ms": ms, "GB_per_s": want.nbytes / ms / 1e6}
+        hdu = file.hdus[1]
+        plan = tiled.plan(hdu, file.content, pixels.scaling(hdu)[0].stored, tuple(slice(0, n) for n in hdu.shape))
+        coded = int(plan.tiles.length.sum())
+        raw = np.frombuffer(np.asarray(plan.heap.bytes), np.uint8)
+        ends = plan.tiles.offset + plan.tiles.length
+        size = sum(int.from_bytes(raw[end - 4 : end].tobytes(), "little") for end in ends.tolist())  # RFC 1952, ISIZE
+        for name, module, least in (("inflate", inflate, coded + size), ("crc32", checksums, size)):
+            ms = sum(milliseconds(launch) for launch in launches(lambda: flagged(file, backend), module))
+            floor = least / rate / 1e6
+            out[name] = {"ms": ms, "GB_per_s": size / ms / 1e6, "times_copy_floor": ms / floor}
+    return out
+
+
+TABLES = ("transfer", "kernel", "files", "gzip")
 
 
 def run(forms, folder, backend, repeat, tables=TABLES):
@@ -202,7 +231,7 @@ def run(forms, folder, backend, repeat, tables=TABLES):
     rate = copy_rate()
     result = {"copy_GB_per_s": rate, "bus_GB_per_s": bus_rate(), **{table: {} for table in tables}}
     for name, (array, options) in forms.items():
-        if not name.startswith(("raw", "RICE_1", "GZIP_2 float32 dither")):
+        if not name.startswith(("raw", "RICE_1", "GZIP")):
             continue
         path = Path(folder) / "image.fits"
         hdu = fits.ImageHDU(array) if options is None else fits.CompImageHDU(array, **options)
@@ -211,7 +240,9 @@ def run(forms, folder, backend, repeat, tables=TABLES):
             result["transfer"][name] = transfers(path, backend, repeat)
         if name.startswith("RICE_1") and "kernel" in tables:
             result["kernel"][name] = kernels(path, backend, rate)
-        if "files" in tables:
+        if name.startswith("GZIP") and "gzip" in tables:
+            result["gzip"][name] = gzip(path, backend, repeat, rate)
+        if "files" in tables and not name.startswith("GZIP_1"):
             result["files"][name] = files(path, backend, repeat)
         print(name, {table: result[table].get(name) for table in tables}, flush=True)
         with suppress(OSError):

@@ -291,6 +291,22 @@ def _check(out: Array, heap: Array, tiles: Tiles, form: Form, corner: tuple[int,
         raise ValueError("decode: mask must be int32, C-contiguous, of the shape of out")
 
 
+def is_decoded_there(codec: int, tile_bytes: int) -> bool:
+    """Whether a device decodes tiles of a codec from its own memory, so that the heap goes there as it is.
+
+    Parameters
+    ----------
+    codec : int
+    tile_bytes : int
+        Of the pixels of a tile.
+    """
+    if codec not in (GZIP1, GZIP2):
+        return codec in (RICE, RAW)
+    from skydelta.kernels.cuda import gunzip
+
+    return tile_bytes <= gunzip.LONGEST
+
+
 def swap_in_place(pixels: Array, flip: bool) -> None:
     """Big-endian pixels to native ones where they are: what `decode` does with `RAW` tiles that need nothing else.
 

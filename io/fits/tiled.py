@@ -174,7 +174,8 @@ def plan(hdu: Hdu, content: Content, stored: str, section: tuple[slice, ...], ba
     oddities: list[str] = []
     with ExitStack() as guard:
         heap = None
-        if backend.is_gpu and METHODS[method] in (kernel.RICE, kernel.RAW):
+        tile_bytes = math.prod(grid.tile) * abs(hdu.bitpix) // 8
+        if backend.is_gpu and kernel.is_decoded_there(METHODS[method], tile_bytes):
             # on its way while the rest is found out; what the host has to unpack is not sent before
             heap = guard.enter_context(gather(content, hdu.data + table.heap, offset, length, backend))
         origin, extent = grid.boxes(rows)

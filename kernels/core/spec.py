@@ -83,12 +83,14 @@ class KernelSpec:
 
 FRONTS = (
     "background",
+    "checksums",
     "convolve",
     "cutouts",
     "decode",
     "detect",
     "encode",
     "fit",
+    "inflate",
     "masks",
     "normal_equations",
     "psf",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launcher of the decoders; arguments and result as the twin of ``kernels/cpu/decode.py``.
 
-Rice tiles and tiles that are not coded are decoded where they are, one launch each for all of an image. GZIP, PLIO and
-H-compress tiles are unpacked on the host and sent; what is left to do with them (byte order, values, scaling, nulls) is
-done on the device with the others.
+Rice tiles and tiles that are not coded are decoded where they are, one launch each for all of an image. GZIP tiles are
+inflated there where nvCOMP is installed; those that it cannot be given or that are in doubt, and PLIO and H-compress
+tiles, are unpacked on the host and sent. What is left to do with them (byte order, values, scaling, nulls) is done on
+the device with the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from skydelta.kernels.core.module import kernel
 from skydelta.kernels.cpu import decode as twin
 from skydelta.kernels.cpu.tile_table import BIG, NATIVE, PLANES, fill
 from skydelta.kernels.cpu.unpack import Unpacked, unpack
+from skydelta.kernels.cuda import gunzip
 from skydelta.kernels.decode import GZIP1, GZIP2, OUTSIDE, RAW, RICE, Decoded, Form, Tiles
 from skydelta.kernels.dither import dither_table
 
@@ -83,7 +85,9 @@ def decode(
     tables, table, first = _tables(backend, out, tiles, form, corner, mask_bit)
     if len(packed):
         wait()
-    data = _unpacked(table, packed, heap, tiles, form, threads)
+    unpacked = (
+        _unpacked(backend, table, packed, heap, tiles, form, threads) if len(packed) else backend.xp.zeros(1, "u1")
+    )
     there = send(tables, backend)
     if len(packed) == n:
         heap = np.zeros(1, np.uint8)
@@ -102,9 +106,8 @@ def decode(
     first += 4 * count
     if count := n - count:
         share = -(-int(pixels[~rice].max()) // SPAN)
-        unpacked = backend.asarray(data)
         arguments = (
-            heap, size, unpacked, np.int64(data.size), there, np.int32(n), there[first:], np.int32(share), numbers,
+            heap, size, unpacked, np.int64(unpacked.size), there, np.int32(n), there[first:], np.int32(share), numbers,
             out, plane, found,
         )  # fmt: skip
         launches.append((kernel("decode.cu", "stored_tiles"), count * share, THREADS, arguments))
@@ -184,11 +187,44 @@ def _form(form: Form, tiles: Tiles, out: Array, corner: tuple[int, ...], mask_bi
 
 
 def _unpacked(
+    backend: Backend,
+    table: np.ndarray,
+    rows: np.ndarray,
+    heap: Array,
+    tiles: Tiles,
+    form: Form,
+    threads: int | None,
+) -> Array:
+    """Bytes of the tiles of these rows, inflated there or unpacked on the host; ``table`` then tells of them."""
+    made = _inflated(heap, tiles, rows)
+    if made is None:
+        return backend.asarray(_by_host(table, rows, heap, tiles, form, threads))
+    table["unpacked"][made.rows] = 1
+    for name, values in (("offset", made.offset), ("length", made.length), ("width", made.width)):
+        table[name][made.rows] = values
+    table["layout"][made.rows] = np.where(tiles.codec[made.rows] == GZIP1, BIG, PLANES)
+    left = np.setdiff1d(rows, made.rows, assume_unique=True)
+    if not len(left):
+        return made.data
+    data = _by_host(table, left, heap, tiles, form, threads)
+    table["offset"][left] += made.data.size
+    return backend.xp.concatenate([made.data, backend.asarray(data)])
+
+
+def _inflated(heap: Array, tiles: Tiles, rows: np.ndarray) -> gunzip.Inflated | None:
+    """Those of the tiles of these rows that the device inflates."""
+    zipped = rows[(tiles.codec[rows] == GZIP1) | (tiles.codec[rows] == GZIP2)]
+    return gunzip.inflate(heap, tiles, zipped) if len(zipped) and _is_there(heap) else None
+
+
+def _is_there(heap: Array) -> bool:
+    return backend_of(heap).is_gpu
+
+
+def _by_host(
     table: np.ndarray, rows: np.ndarray, heap: Array, tiles: Tiles, form: Form, threads: int | None
 ) -> np.ndarray:
     """Bytes of the tiles of these rows after the host's part of decoding; ``table`` then tells of them."""
-    if not len(rows):
-        return np.zeros(1, np.uint8)
     offset, length = tiles.offset[rows], tiles.length[rows]
     outside = (offset < 0) | (length < 0) | (offset > heap.size)
     outside |= length > heap.size - np.where(outside, 0, offset)

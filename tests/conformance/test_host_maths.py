@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The maths of the .cuh files on the host, under the sanitizers, against the references of their kernels."""
 
+import zlib
 from importlib import import_module, resources
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from support_conformance import close, reference
 
 from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import C_TYPES, chains
+from skydelta.kernels.cpu import reference_inflate
+from skydelta.kernels.cuda import checksums
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
 
 
@@ -340,3 +343,73 @@ def test_fused_chain(tmp_path, rng, name):
     got = support_host_cuda.run(tmp_path, "chain.cuh", body, inputs, outputs)
     for n, plane in want.items():
         np.testing.assert_array_equal(got[f"o_{n}"].view(plane.dtype), plane)
+
+
+def test_checksums(tmp_path, rng):
+    """Stretches of every small size, and sums moved past bytes that are 0."""
+    data, most = rng.integers(0, 256, 3000, np.uint8), 600
+    body = """
+    using namespace checksums;
+    const unsigned* all = (const unsigned*)tables;
+    for (int n = 0; n < n_out; ++n) {
+      const std::vector<unsigned char> exact(data, data + n);  // what is read behind its end shows
+      unsigned sum = 0;
+      for (int own = 0; own < THREADS; ++own)
+        sum ^= share(exact.data(), n, own, ~0u, all + STEPS, all + SHIFTS);
+      if (n < 4) sum ^= past(~0u, n, all + POWERS);
+      out[n] = (int)~past(sum, 1000000 + n, all + POWERS);
+    }
+    """
+    inputs = {"data": data, "tables": checksums.tables().view(np.int32)}
+    got = support_host_cuda.run(tmp_path, "checksums.cuh", body, inputs, {"out": (np.int32, (most,))})["out"]
+    zeros = bytes(1_000_000 + most)
+    # the register behind the message and its zeros, which zlib inverts twice
+    want = [zlib.crc32(zeros[: 1_000_000 + n], zlib.crc32(data[:n])) for n in range(0, most, 37)]
+    np.testing.assert_array_equal(got[::37].view(np.uint32), want)
+
+
+def test_inflating(tmp_path, rng):
+    """Lengths and distances of RFC 1951, 3.2.5, orders, turned codes, and bits from anywhere in a stream."""
+    data = rng.integers(0, 256, 61, np.uint8)
+    body = """
+    using namespace inflate;
+    const std::vector<unsigned char> exact(data, data + n_data);  // what is read behind its end shows
+    for (int s = 257; s <= LAST_LENGTH; ++s) {
+      Bits none(exact.data(), n_data, n_data), all(exact.data(), 0, n_data);
+      all.buffer = ~0ull;
+      lengths[2 * (s - 257)] = match_length(s, none);
+      lengths[2 * (s - 257) + 1] = match_length(s, all);
+    }
+    for (int s = 0; s <= LAST_DISTANCE; ++s) {
+      Bits none(exact.data(), n_data, n_data), all(exact.data(), 0, n_data);
+      all.buffer = ~0ull;
+      distances[2 * s] = match_distance(s, none);
+      distances[2 * s + 1] = match_distance(s, all);
+    }
+    for (int k = 0; k < ORDERS; ++k) orders[k] = ordered(k);
+    for (int b = 1; b <= 15; ++b) reversed[b - 1] = turned(0x4d35u & ((1u << b) - 1u), b);
+    for (int begin = 0; begin < n_data; ++begin) {
+      Bits in(exact.data(), begin, n_data);
+      for (int i = 0; i < 8; ++i) {
+        in.fill();
+        taken[8 * begin + i] = in.take(5);
+      }
+      places[begin] = (int)in.byte();
+    }
+    """
+    shapes = {"lengths": (29, 2), "distances": (30, 2), "orders": (19,), "reversed": (15,), "taken": (61, 8),
+              "places": (61,)}  # fmt: skip
+    outputs = {name: (np.int32, shape) for name, shape in shapes.items()}
+    got = support_host_cuda.run(tmp_path, "inflate.cuh", body, {"data": data}, outputs)
+    first, more = (np.array(v) for v in reference_inflate.LENGTHS)
+    np.testing.assert_array_equal(got["lengths"], np.stack([first, first + (1 << more) - 1], 1))
+    first, more = (np.array(v) for v in reference_inflate.DISTANCES)
+    np.testing.assert_array_equal(got["distances"], np.stack([first, first + (1 << more) - 1], 1))
+    assert tuple(got["orders"]) == reference_inflate.ORDER
+    assert [f"{v:0{b}b}"[::-1] for b, v in enumerate(got["reversed"], 1)] == [
+        f"{0x4D35:015b}"[-b:] for b in range(1, 16)
+    ]
+    whole = int.from_bytes(data.tobytes(), "little")  # zeros behind the end
+    want = [[whole >> (8 * begin + 5 * i) & 31 for i in range(8)] for begin in range(61)]
+    np.testing.assert_array_equal(got["taken"], want)
+    np.testing.assert_array_equal(got["places"], np.arange(61) + 5)

@@ -248,6 +248,10 @@ template <typename T>
 T atomicOr(T* at, std::common_type_t<T> v) {
   return host::atomic(at, [=](T old) { return T(old | v); });
 }
+template <typename T>
+T atomicXor(T* at, std::common_type_t<T> v) {
+  return host::atomic(at, [=](T old) { return T(old ^ v); });
+}
 
 template <typename To, typename From>
 To bits_as(From v) {

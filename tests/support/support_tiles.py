@@ -2,6 +2,7 @@
 """Tables of tiles to decode, coded by astropy, gzip and NumPy."""
 
 import gzip
+import zlib
 
 import numpy as np
 from astropy.io.fits.hdu.compressed import _codecs
@@ -126,3 +127,56 @@ def damaged_rows(rng, rows, pixels):
         np.full(rows, int(quantised), np.uint8),
     )  # fmt: skip
     return heap, tiles, form
+
+
+def member(data, **options):
+    """A gzip member with the header that zlib gives it."""
+    coder = zlib.compressobj(wbits=31, **options)
+    return coder.compress(data) + coder.flush()
+
+
+def damaged_members(rng, rows, pixels, width=4):
+    """Rows of an image, each a GZIP_1 or GZIP_2 tile, most with damage of its own: heap, tiles, form, sound rows.
+
+    Bits are flipped in header, stream and trailer, streams cut, run on, joined, exchanged, or made to reach back before
+    their tile; some have a name in their header, some lie where they cannot.
+    """
+    stored = {1: "uint8", 2: "int16", 4: str(rng.choice(["int32", "float32"])), 8: "float64"}[width]
+    original = rng.normal(100, rng.uniform(1, 40), (rows, pixels)).astype(f"i{width}")
+    codec = np.where(rng.random(rows) < 0.5, front.GZIP1, front.GZIP2).astype(np.uint8)
+    levels = ({"level": 1}, {"level": 9}, {"level": 0}, {"strategy": zlib.Z_FIXED}, {"strategy": zlib.Z_HUFFMAN_ONLY})
+    parts = []
+    for i, kind in enumerate(rng.integers(0, 14, rows)):
+        planes = original[i].astype(f">i{width}").view(np.uint8).reshape(-1, width)
+        data = (planes if codec[i] == front.GZIP1 else planes.T).tobytes()
+        stream = bytearray(member(data, **levels[rng.integers(len(levels))]))
+        at = int(rng.integers(len(stream)))
+        if kind < 5:
+            low, high = ((0, len(stream)), (0, len(stream)), (10, 10 + len(stream) // 4), (0, 10), (-10, 0))[kind]
+            for where in rng.integers(low, max(high, low + 1), rng.integers(1, 3)):
+                stream[where] ^= 1 << int(rng.integers(8))
+        elif kind == 5:
+            del stream[at:]
+        elif kind == 6:
+            stream += rng.integers(0, 256, rng.integers(1, 30)).astype(np.uint8).tobytes()
+        elif kind == 7:
+            stream = stream + member(data)
+        elif kind == 8:
+            stream[3:10] = bytes([8]) + bytes(6) + b"tile\0"
+        elif kind == 9:  # distances that lead to before the tile
+            far = zlib.compressobj(9, zlib.DEFLATED, -15, zdict=data)
+            stream = stream[:10] + far.compress(data) + far.flush() + stream[-8:]
+        elif kind == 10:  # more, or fewer, than the trailer says
+            stream = bytearray(member(data * 3 if rng.integers(2) else data[: len(data) // 2])[:-8]) + stream[-8:]
+        elif kind == 11:
+            stream[at:] = stream[-8:]
+        parts.append(bytes(stream))
+    length = np.array([len(p) for p in parts], np.int64)
+    heap = np.frombuffer(b"".join(parts), np.uint8).copy()
+    offset = np.cumsum(length) - length
+    wild = rng.random(rows) < 0.02
+    offset[wild] = rng.choice([-1, 2**62, -(2**63), heap.size, heap.size - 3], wild.sum())
+    origin = np.stack([np.arange(rows), np.zeros(rows, int)], axis=1).astype(np.int64)
+    tiles = front.lossless_tiles(offset, length, 0, origin, np.tile([[1, pixels]], (rows, 1)))
+    tiles.codec[:] = codec
+    return heap, tiles, Form(stored), original.view(stored)
