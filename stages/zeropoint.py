@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from astropy import units as u
+from astropy.table import Table
 from pydantic import Field
 
 from skydelta.errors import AlgorithmError, ConfigError, InputError
@@ -93,15 +94,24 @@ class ZeroPoint(Stage[ZeroPointConfig]):
         out.meta["zero_point"] = {"value": float(point), "error": float(error)}
         return {"catalog": out}
 
+    def check_files(self, base: Path | None = None) -> None:
+        if self.config.catalog is not None:
+            self._catalog(self.config.catalog, base)
+
+    def _catalog(self, name: str, base: Path | None) -> tuple[Path, Table]:
+        """The catalogue and its path; it has the columns that are needed."""
+        path = Path(name)
+        path = path if base is None or path.is_absolute() else base / path
+        table = read_catalog(path)
+        for column in ("ra", "dec", self.config.magnitude):
+            if column not in table.colnames:
+                raise InputError(f"{path}: no column {column!r}; it has {', '.join(table.colnames[:12])}")
+        return path, table
+
     def _fitted(self, ctx: Context, image: Exposure) -> tuple[float, float]:
         assert self.config.catalog is not None
-        path = Path(self.config.catalog)
-        path = path if ctx.base is None or path.is_absolute() else ctx.base / path
-        table = read_catalog(path)
+        path, table = self._catalog(self.config.catalog, ctx.base)
         column = self.config.magnitude
-        for name in ("ra", "dec", column):
-            if name not in table.colnames:
-                raise InputError(f"{path}: no column {name!r}; it has {', '.join(table.colnames[:12])}")
         ra, dec, mag = (_numbers(table[n]) for n in ("ra", "dec", column))
         known = np.isfinite(ra + dec + mag) & (np.abs(dec) <= 90)
         stars, warning = sky_stars(table[known], epoch_of(image.header))

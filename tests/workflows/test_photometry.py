@@ -97,3 +97,6 @@ def test_a_given_zero_point_and_errors(night, tmp_path):
     ):
         done = call(*words(folder, tmp_path / "b", *more, "--overwrite"))
         assert done.exit_code == code and said in done.stderr, done.output
+    for file, said in (("stars.ecsv", "no column 'mag'"), ("gone.ecsv", "gone.ecsv: no such file")):
+        done = call(*words(folder, tmp_path / "c", *on, "--set", f"steps.zero_point.catalog={folder}/{file}"))
+        assert done.exit_code == 3 and said in done.stderr and not (tmp_path / "c").exists(), "before any work"
