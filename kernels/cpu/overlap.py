@@ -28,8 +28,9 @@ SEAM = 4.0
 TAPER = 2.0 / 1.3**2
 """Gaussian of `adaptive`, exp(-TAPER r^2), r in pixels of the target or of the source, whichever are larger."""
 
-REGION = 2.0
-"""Half side of the square of such pixels whose box in the source is summed over."""
+REGION = 3.0
+"""Half side of the square of such pixels whose box in the source is summed over: the largest weight at its rim is 2e-5,
+so a source pixel that comes in or goes out by rounding is not seen in any flux."""
 
 LIVE = math.log(1e3) / TAPER
 """r^2 up to which a weight counts for the mask: a thousandth of the largest."""

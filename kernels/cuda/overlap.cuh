@@ -15,7 +15,7 @@ constexpr double SLIVER = 1e-9;   // part of a target pixel that must lie on the
 constexpr float SEAM = 4.0f;      // larger than the derivatives of the map say by this: corners on both sides of a seam
 constexpr double TOUCHES = 1e-3;
 constexpr double TAPER = 2.0 / 1.69;                    // of the Gaussian, exp(-TAPER r^2)
-constexpr double REGION = 2.0;                          // half side of the square whose box in the source is summed over
+constexpr double REGION = 3.0;                          // half side of the square whose box in the source is summed over
 constexpr double LIVE = 6.907755278982137 / TAPER;      // r^2 of a thousandth of the largest weight
 constexpr double INNER = 1.0;                           // r^2 up to which all planes are passed on
 
