@@ -340,8 +340,8 @@ def one_blas_thread() -> Iterator[None]:
     with _blas_lock:
         blas = ThreadpoolController().select(user_api="blas")
         if any(library.num_threads != 1 for library in blas.lib_controllers):
+            _take_control(blas)
             _blas_limits.append(blas.limit(limits=1))
-            _let_others_set(blas)
         _blas_users += 1
     try:
         yield
@@ -349,18 +349,17 @@ def one_blas_thread() -> Iterator[None]:
         with _blas_lock:
             _blas_users -= 1
             while not _blas_users and _blas_limits:
+                _take_control(blas)
                 _blas_limits.pop().restore_original_limits()
-                _let_others_set(blas)
+                _take_control(blas)
 
 
-def _let_others_set(blas: ThreadpoolController) -> None:
-    """Give up the right to set the number of BLAS threads.
-
-    threadpoolctl 3.8 ignores all threads but the one that was first to set it, until that one leaves a limit it has
-    entered or ends: the main thread, after a serial run, would keep it from the threads of the next run.
-    """
-    with blas.limit(limits=None):
-        pass
+def _take_control(blas: ThreadpoolController) -> None:
+    """threadpoolctl 3.8 lets one thread of a process limit OpenBLAS and ignores all others; here a lock rules."""
+    for library in blas.lib_controllers:
+        release = getattr(library, "clear_controlling_thread", None)
+        if release is not None:
+            release(force=True)
 
 
 def limit_threads(threads: int | None) -> None:

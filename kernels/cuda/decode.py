@@ -2,9 +2,8 @@
 """Launcher of the decoders; arguments and result as the twin of ``kernels/cpu/decode.py``.
 
 Rice tiles and tiles that are not coded are decoded where they are, one launch each for all of an image. GZIP tiles are
-inflated there where nvCOMP is installed; those that it cannot be given or that are in doubt, and PLIO and H-compress
-tiles, are unpacked on the host and sent. What is left to do with them (byte order, values, scaling, nulls) is done on
-the device with the others.
+inflated there first; those in doubt, and PLIO and H-compress tiles, are unpacked on the host and sent. What is left to
+do with them (byte order, values, scaling, nulls) is done on the device with the others.
 """
 
 from __future__ import annotations

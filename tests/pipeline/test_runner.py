@@ -8,15 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import support_toys
 from astropy.table import Table
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from skydelta.errors import ConfigError, DeviceError, ExitCode, InputError
 from skydelta.pipeline import runner
+from skydelta.pipeline.job import one_blas_thread
 from skydelta.pipeline.runner import run
 from skydelta.stages import registry
 
@@ -335,6 +338,41 @@ def test_blas_has_one_thread_inside_an_item(sums, monkeypatch):
     go()
     assert seen
     assert set(seen) == {1}
+
+
+def test_every_thread_limits_blas_and_lifts_it():
+    """Also when another thread has set a limit before, and when another one lifts it."""
+    found = []
+
+    def count():
+        return [i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"]
+
+    def item(hold=None):
+        with one_blas_thread():
+            found.append(count())
+            if hold is not None:
+                hold.wait(30)
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = count()
+        assert set(before) == {2}
+        item()
+        for _ in range(2):
+            other = threading.Thread(target=item)
+            other.start()
+            other.join()
+            assert count() == before
+        hold = threading.Event()
+        first = threading.Thread(target=item, args=(hold,))
+        first.start()
+        while len(found) < 4:
+            time.sleep(0.01)
+        with one_blas_thread():  # outlasts the thread that has set the limit
+            hold.set()
+            first.join()
+            found.append(count())
+        assert count() == before
+    assert all(n == 1 for counts in found for n in counts), found
 
 
 def test_bad_workflow_or_inputs_touch_nothing(sums):
