@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from skydelta import __version__
 from skydelta.errors import ConfigError, SkydeltaError, WorkerError
-from skydelta.kernels.backend import resolve
+from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.pipeline.events import Event
 from skydelta.pipeline.executors.base import (
     LIVES,
@@ -159,7 +159,9 @@ class Dask:
         options: dict[str, Any] = {"scheduler_kwargs": scheduler, "dashboard_address": "127.0.0.1:0"}
         # a terminal's Ctrl-C is for this process, which then ends its workers
         options["preload"] = ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"]
-        if resolve(self._device).is_gpu and (cuda := _dask_cuda()) is not None:
+        gpus = cuda_device_count()[0] if resolve(self._device).is_gpu else 0
+        # dask-cuda refuses more workers than GPUs; plain ones take the GPUs in turn
+        if count <= gpus and (cuda := _dask_cuda()) is not None:
             kind = cuda.LocalCUDACluster
         else:
             kind = self._distributed.LocalCluster

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_info
@@ -153,6 +154,24 @@ def test_threads(small, tmp_path, workers):
     assert files(tmp_path / "out") == small
     used = {r["worker"] for r in result.receipts}
     assert used <= {f"thread {n}" for n in range(workers)}
+
+
+@pytest.mark.parametrize(("gpus", "count", "kind"), [(2, 2, "cuda"), (1, 4, "plain"), (0, 2, "plain")])
+def test_dask_on_gpus(monkeypatch, gpus, count, kind):
+    """dask-cuda, where it is installed, has a worker for a GPU; more workers than that are plain ones."""
+    made = []
+
+    def cluster(name):
+        return lambda n_workers, **_: made.append((name, n_workers))
+
+    monkeypatch.setattr(dask, "resolve", lambda device: SimpleNamespace(is_gpu=gpus > 0))
+    monkeypatch.setattr(dask, "cuda_device_count", lambda: (gpus, ""))
+    monkeypatch.setattr(dask, "_dask_cuda", lambda: SimpleNamespace(LocalCUDACluster=cluster("cuda")))
+    executor = dask.Dask.__new__(dask.Dask)
+    executor._device = "cuda"
+    executor._distributed = SimpleNamespace(LocalCluster=cluster("plain"), Client=lambda *_, **__: None)
+    executor._start(count)
+    assert made == [(kind, count)]
 
 
 def test_dask_client_of_a_notebook(small, tmp_path, cluster):
