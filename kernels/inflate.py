@@ -14,7 +14,7 @@ INFLATE = register(
         twin="skydelta.kernels.cpu.inflate:inflate",
         launch="skydelta.kernels.cuda.inflate:inflate",
         reference="skydelta.kernels.cpu.reference_inflate:inflate",
-        entries=(CudaEntry("inflate.cu", "inflate_streams"),),
+        entries=(CudaEntry("inflate.cu", "inflate_streams", max_spill=16),),
         halo="the stream",
         bytes_per_pixel=1.0,
         tolerance=Tolerance(0.0, 0.0, "arithmetic of bits"),

@@ -83,8 +83,8 @@ class KernelSpec:
 
 FRONTS = (
     "background",
-    "checksums",
     "convolve",
+    "crc",
     "cutouts",
     "decode",
     "detect",

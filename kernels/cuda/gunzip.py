@@ -13,7 +13,7 @@ import numpy as np
 
 from skydelta.kernels import inflate as streams
 from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.checksums import crc32
+from skydelta.kernels.crc import crc32
 from skydelta.kernels.decode import Tiles
 
 LONGEST = 1 << 17

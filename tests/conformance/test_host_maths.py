@@ -25,7 +25,7 @@ from support_conformance import close, reference
 from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import C_TYPES, chains
 from skydelta.kernels.cpu import reference_inflate
-from skydelta.kernels.cuda import checksums
+from skydelta.kernels.cuda import crc
 from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
 
 
@@ -345,11 +345,11 @@ def test_fused_chain(tmp_path, rng, name):
         np.testing.assert_array_equal(got[f"o_{n}"].view(plane.dtype), plane)
 
 
-def test_checksums(tmp_path, rng):
+def test_crc32(tmp_path, rng):
     """Stretches of every small size, and sums moved past bytes that are 0."""
     data, most = rng.integers(0, 256, 3000, np.uint8), 600
     body = """
-    using namespace checksums;
+    using namespace crc;
     const unsigned* all = (const unsigned*)tables;
     for (int n = 0; n < n_out; ++n) {
       const std::vector<unsigned char> exact(data, data + n);  // what is read behind its end shows
@@ -360,8 +360,8 @@ def test_checksums(tmp_path, rng):
       out[n] = (int)~past(sum, 1000000 + n, all + POWERS);
     }
     """
-    inputs = {"data": data, "tables": checksums.tables().view(np.int32)}
-    got = support_host_cuda.run(tmp_path, "checksums.cuh", body, inputs, {"out": (np.int32, (most,))})["out"]
+    inputs = {"data": data, "tables": crc.tables().view(np.int32)}
+    got = support_host_cuda.run(tmp_path, "crc.cuh", body, inputs, {"out": (np.int32, (most,))})["out"]
     zeros = bytes(1_000_000 + most)
     # the register behind the message and its zeros, which zlib inverts twice
     want = [zlib.crc32(zeros[: 1_000_000 + n], zlib.crc32(data[:n])) for n in range(0, most, 37)]

@@ -8,7 +8,7 @@ import support_tiles
 from cases import decode as case
 from cases import inflate as streams
 
-from skydelta.kernels import checksums, inflate
+from skydelta.kernels import crc, inflate
 from skydelta.kernels import decode as front
 from skydelta.kernels.cpu import decode as twin
 from skydelta.kernels.cuda import decode as launcher
@@ -23,7 +23,7 @@ def device(tmp_path_factory):
 @pytest.fixture
 def inflated(device, monkeypatch):
     """Tiles that the device inflates, call by call; kernels run on the host."""
-    for name in ("decode", "inflate", "checksums"):
+    for name in ("decode", "inflate", "crc"):
         device.attach(monkeypatch, f"skydelta.kernels.cuda.{name}")
     monkeypatch.setattr(launcher, "_is_there", lambda heap: True)
     calls, own = [], gunzip.inflate
@@ -120,6 +120,6 @@ def test_streams_that_lie_outside(wrong):
 
 
 @pytest.mark.parametrize("pieces", [([2], [1]), ([0], [9]), ([-4], [2]), ([0], [-1])])
-def test_checksums_of_pieces_that_are_none(pieces):
+def test_sums_of_pieces_that_are_none(pieces):
     with pytest.raises(ValueError, match="crc32: pieces"):
-        checksums.crc32(np.zeros(8, np.uint8), *map(np.array, pieces))
+        crc.crc32(np.zeros(8, np.uint8), *map(np.array, pieces))

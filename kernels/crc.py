@@ -11,10 +11,10 @@ from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, impleme
 CRC32 = register(
     KernelSpec(
         name="crc32",
-        twin="skydelta.kernels.cpu.checksums:crc32",
-        launch="skydelta.kernels.cuda.checksums:crc32",
-        reference="skydelta.kernels.cpu.reference_checksums:crc32",
-        entries=(CudaEntry("checksums.cu", "crc32"),),
+        twin="skydelta.kernels.cpu.crc:crc32",
+        launch="skydelta.kernels.cuda.crc:crc32",
+        reference="skydelta.kernels.cpu.reference_crc:crc32",
+        entries=(CudaEntry("crc.cu", "crc32"),),
         halo="the piece",
         bytes_per_pixel=1.0,
         tolerance=Tolerance(0.0, 0.0, "arithmetic of bits"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Numba twin of the checksums: a byte at a time."""
+"""Numba twin of CRC-32: a byte at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reference of the checksums: the zlib of the Python that runs."""
+"""Reference of CRC-32: the zlib of the Python that runs."""
 
 from __future__ import annotations
 

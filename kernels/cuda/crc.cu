@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "checksums.cuh"
+#include "crc.cuh"
 
-using namespace checksums;
+using namespace crc;
 
 // CRC-32 of pieces of `data`, which begin at multiples of 4, `parts` blocks each; `out` is 0 before.
 __global__ void __launch_bounds__(THREADS)

@@ -3,13 +3,13 @@
 #pragma once
 #include "common.cuh"
 
-namespace checksums {
+namespace crc {
 
 constexpr unsigned POLYNOMIAL = 0xedb88320u;  // bit 31 is x^0
 constexpr int THREADS = 128;                  // that take the words of a stretch in turn
 constexpr int STRETCH = 1 << 15;              // bytes, at most
 
-// What kernels/cuda/checksums.py lays out.
+// What kernels/cuda/crc.py lays out.
 constexpr int STEPS = 0;                               // [4][256]: x^(32 THREADS) times a byte of the register
 constexpr int SHIFTS = STEPS + 4 * 256;                // [4 THREADS + 1]: x^(8 e)
 constexpr int POWERS = SHIFTS + 4 * THREADS + 1;       // [32]: x^(8 2^k)
@@ -66,4 +66,4 @@ HD unsigned share(const unsigned char* bytes, int size, int own, unsigned first,
   return last < 0 ? 0u : product(shifts[size - 4 * last], sum);
 }
 
-}  // namespace checksums
+}  // namespace crc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launcher of the checksums; arguments and result as the twin of ``kernels/cpu/checksums.py``.
+"""Launcher of CRC-32; arguments and result as the twin of ``kernels/cpu/crc.py``.
 
 The threads of a block take the words of a stretch in turn. To each its words are a message whose others are 0, so that
 its register goes past `THREADS` words at a time, by four look-ups; the sum of the registers, each times the power
@@ -15,10 +15,10 @@ import numpy as np
 from skydelta.kernels.backend import Array, Backend, backend_of, cupy
 from skydelta.kernels.core.devices import active
 from skydelta.kernels.core.module import kernel
-from skydelta.kernels.cpu.checksums import POLYNOMIAL, byte_table
+from skydelta.kernels.cpu.crc import POLYNOMIAL, byte_table
 
 THREADS, STRETCH = 128, 1 << 15
-"""As in ``checksums.cuh``."""
+"""As in ``crc.cuh``."""
 
 
 def crc32(data: Array, offset: np.ndarray, length: np.ndarray) -> Array:
@@ -27,7 +27,7 @@ def crc32(data: Array, offset: np.ndarray, length: np.ndarray) -> Array:
     if n:
         parts = max(-(-int(length.max()) // STRETCH), 1)
         arguments = (data, backend.asarray(offset), backend.asarray(length), np.int32(parts), _there(backend), out)
-        kernel("checksums.cu", "crc32")((n * parts,), (THREADS,), arguments)
+        kernel("crc.cu", "crc32")((n * parts,), (THREADS,), arguments)
     return out
 
 
@@ -42,7 +42,7 @@ def _there(backend: Backend) -> Array:
 
 @functools.cache
 def tables() -> np.ndarray:
-    """uint32: steps (4, 256), shifts (4 THREADS + 1), powers (32), as ``checksums.cuh`` says; bit 31 is x^0."""
+    """uint32: steps (4, 256), shifts (4 THREADS + 1), powers (32), as ``crc.cuh`` says; bit 31 is x^0."""
     bytewise, shifts = byte_table(), np.empty(4 * THREADS + 1, np.uint32)
     shifts[0] = 1 << 31
     for e in range(1, len(shifts)):
