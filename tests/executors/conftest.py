@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -62,20 +63,40 @@ def items(tmp_path, monkeypatch, plugin):
 
 
 @pytest.fixture(scope="session")
-def cluster(plugin):
-    """Scheduler of a Dask cluster with two worker processes, started by somebody else."""
+def clusters(plugin):
+    """A way to start a Dask cluster with two worker processes; all that were started end with the tests."""
     import distributed
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in plugin.items():
-            patch.setenv(name, value)
-        # spawned processes get sys.path from this one, not from the variable
-        preload = "\n".join(["import sys", f"sys.path[:0] = {plugin['PYTHONPATH'].split(os.pathsep)}"])
-        options = {"scheduler_kwargs": {"allowed_failures": 0, "dashboard": False}, "dashboard_address": "127.0.0.1:0"}
-        options |= {"host": "127.0.0.1", "silence_logs": 60, "preload": [preload], "memory_limit": 0}
-        running = distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options)
-    yield running
-    running.close(timeout=10)
+    started = []
+
+    def start():
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in plugin.items():
+                patch.setenv(name, value)
+            # spawned processes get sys.path from this one, not from the variable
+            preload = "\n".join(["import sys", f"sys.path[:0] = {plugin['PYTHONPATH'].split(os.pathsep)}"])
+            options = {
+                "scheduler_kwargs": {"allowed_failures": 0, "dashboard": False},
+                "dashboard_address": "127.0.0.1:0",
+            }
+            options |= {"host": "127.0.0.1", "silence_logs": 60, "preload": [preload], "memory_limit": 0}
+            started.append(distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options))
+
+    start.started = started
+    yield start
+    for running in started:
+        running.close(timeout=10)
+
+
+@pytest.fixture
+def cluster(clusters):
+    """Scheduler of a Dask cluster with two worker processes, started by somebody else; a test may kill them."""
+    end = time.monotonic() + 5
+    while clusters.started and len(clusters.started[-1].scheduler.workers) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    if not clusters.started or len(clusters.started[-1].scheduler.workers) < 2:
+        clusters()
+    return clusters.started[-1]
 
 
 @pytest.fixture
