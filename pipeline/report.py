@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 
 from skydelta.errors import InputError
 from skydelta.io.storage import check_writable, write_bytes
+from skydelta.pipeline.receipts import read_json
 from skydelta.pipeline.reportitem import Item, Step, number, pill, section
 from skydelta.pipeline.reportnight import night
 from skydelta.pipeline.reportstyle import CSS, SORT
+
+log = logging.getLogger(__name__)
 
 DETAILED = 24
 """At most this many items are shown with pictures, failed and flagged ones first; the table lists all."""
@@ -64,12 +68,15 @@ def write_report(out: Path | str) -> Path:
         raise InputError(f"{root / 'run.json'}: not JSON ({e})") from None
     path = root / "report.html"
     check_writable(path)
-    items = sorted((_read_item(p) for p in (root / "items").glob("*/receipt.json")), key=lambda i: i.id)
+    items = sorted(filter(None, map(_read_item, (root / "items").glob("*/receipt.json"))), key=lambda i: i.id)
     return write_bytes(path, _page(run, items, root).encode())
 
 
-def _read_item(path: Path) -> Item:
-    r = json.loads(path.read_text())
+def _read_item(path: Path) -> Item | None:
+    r = read_json(path)
+    if r is None:
+        log.warning("%s: not a receipt; the item is left out of the report, and made again by the same run", path)
+        return None
     steps = tuple(Step(s["id"], s["seconds"], s.get("metrics", {}), s.get("flags", {})) for s in r["steps"])
     return Item(
         id=r["id"],

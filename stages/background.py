@@ -142,9 +142,13 @@ class Background(Stage[BackgroundConfig]):
             ctx.flag(
                 "variance_scale",
                 f"the sky's noise is {ratio:.2f} times what the variance plane predicts: the variance is "
-                f"{variance_words(ratio)}, every error and signal-to-noise is wrong by as much",
+                f"{variance_words(ratio)}, every error and signal-to-noise is off by {_factor(ratio)}",
             )
         return ratio
+
+
+def _factor(ratio: float) -> str:
+    return f"a factor of {max(ratio, 1 / ratio):.3g}" if ratio else "any factor"
 
 
 def variance_words(ratio: float) -> str:

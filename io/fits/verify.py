@@ -9,7 +9,7 @@ import numpy as np
 
 from skydelta.errors import InputError
 from skydelta.io.fits import tiled
-from skydelta.io.fits.checksum import recorded, tally_of, verdict
+from skydelta.io.fits.checksum import compared, recorded, tally_of, verdict
 from skydelta.io.fits.layout import Hdu
 from skydelta.io.fits.pixels import scaling
 from skydelta.io.storage import Content
@@ -47,10 +47,12 @@ def verify(hdu: Hdu, content: Content) -> tuple[str, list[str]]:
         if not recorded(hdu):
             tally.total()
             return "", problems
-        said, _ = verdict(hdu, tally)
+        said, numbers = verdict(hdu, tally)
     except InputError as e:
         return "", [*problems, str(e)]
-    return ("wrong", [*problems, said]) if said else ("right", problems)
+    if said:
+        return "wrong", [*problems, said]
+    return ("right" if compared(hdu, numbers) else ""), problems
 
 
 def _tiles(hdu: Hdu, content: Content) -> list[str]:

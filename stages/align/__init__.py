@@ -205,7 +205,7 @@ def _covered(shift: tuple[int, int], shape: tuple[int, int], source_shape: tuple
 def _copied(
     image: Exposure, mask: Array | None, shift: tuple[int, int], box: Box, shape: tuple[int, int], planes: MaskPlanes
 ) -> Resampled:
-    """The planes moved by whole pixels, bit by bit."""
+    """The planes moved by whole pixels, bit by bit; pixels without a value are `NO_DATA`, as beside the image."""
     if shift == (0, 0) and shape == image.shape:
         return Resampled(image.image, image.variance, mask, None)
     xp = image.backend.xp
@@ -216,7 +216,8 @@ def _copied(
         out[box.slices] = plane[at.slices]
         return out
 
-    inside = xp.zeros(image.shape, np.int32) if mask is None else mask
+    empty = xp.where(xp.isfinite(image.image), np.int32(0), np.int32(planes.bit("NO_DATA")))
+    inside = empty if mask is None else mask | empty
     return Resampled(
         move(image.image, np.nan),
         None if image.variance is None else move(image.variance, np.nan),

@@ -208,6 +208,9 @@ def test_what_sums_may_look_like(path, tmp_path):
     for bad in ("'12a'", "'-1'", "-5", "T", f"'{1 << 32}'", "1.5"):
         assert "no sum of 32 bits" in said(bad), bad
     # what keeps the place of a sum says nothing; a CHECKSUM beside it does
+    for kept, counted in (("'0'", "absent"), (f"'{right}'", "right")):
+        other = restated(path, 1, {"DATASUM": kept, **unknown, "CHECKSUM": "'0000000000000000'"}, tmp_path / "c.fits")
+        assert skydelta.read(other, image=1, checksum="error").notes["checksum"] == {"policy": "error", counted: 1}
     assert "DATASUM = 0, the data sum to" in said("'0'", CHECKSUM="'abcdefghijklmnop'")
     assert "header or data have changed" in said("''", CHECKSUM="'abcdefghijklmnop'")
 

@@ -122,6 +122,13 @@ def test_is_made_from_what_is_left(run_copy):
         Page(write_report(run_copy).read_text())
 
 
+def test_a_damaged_receipt_leaves_its_item_out(run_copy, caplog):
+    path = run_copy / "items" / "good" / "receipt.json"
+    path.write_text("{")
+    assert 'id="item-good"' not in write_report(run_copy).read_text()
+    assert f"{path}: not a receipt" in caplog.text
+
+
 def test_empty_catalogue(run_copy):
     item = run_copy / "items" / "good"
     Catalog.load(item / "catalog.parquet")[:0].save(item / "catalog.parquet")
