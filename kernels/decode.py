@@ -58,6 +58,9 @@ SPEC = register(
 RAW, RICE, GZIP1, GZIP2, PLIO, HCOMPRESS = range(6)
 """Values of `Tiles.codec`."""
 
+LONGEST_GZIP = 1 << 17
+"""Bytes of a GZIP tile that a device inflates, at most: a warp inflates a tile, and the longest one sets the time."""
+
 LOSSLESS, NO_DITHER = -2, -1
 """Values of `Tiles.dither` besides the index into `dither_table`."""
 
@@ -300,11 +303,7 @@ def is_decoded_there(codec: int, tile_bytes: int) -> bool:
     tile_bytes : int
         Of the pixels of a tile.
     """
-    if codec not in (GZIP1, GZIP2):
-        return codec in (RICE, RAW)
-    from skydelta.kernels.cuda import gunzip
-
-    return tile_bytes <= gunzip.LONGEST
+    return codec in (RICE, RAW) or (codec in (GZIP1, GZIP2) and tile_bytes <= LONGEST_GZIP)
 
 
 def swap_in_place(pixels: Array, flip: bool) -> None:

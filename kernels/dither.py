@@ -7,8 +7,8 @@ import functools
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, Backend, cupy
-from skydelta.kernels.core.devices import active
+from skydelta.kernels.backend import Array, Backend
+from skydelta.kernels.core.devices import constant
 
 COUNT = 10000
 """Numbers in the table."""
@@ -31,8 +31,4 @@ def _table() -> np.ndarray:
 @functools.cache
 def dither_table(backend: Backend) -> Array:
     """float32 (`COUNT`,), in (0, 1), on a backend; do not write to it."""
-    with active(backend):
-        table = backend.asarray(_table())
-        if backend.is_gpu:  # the next to use it may be on another stream
-            cupy().cuda.get_current_stream().synchronize()
-        return table
+    return constant(_table(), backend)

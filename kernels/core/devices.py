@@ -113,6 +113,15 @@ def send(place: np.ndarray, device: Backend) -> Array:
     return there
 
 
+def constant(values: np.ndarray, device: Backend) -> Array:
+    """An array that stays on a device and is only read: on any stream from now on."""
+    with active(device):
+        there = device.asarray(values)
+        if device.is_gpu:
+            cupy().cuda.get_current_stream().synchronize()
+        return there
+
+
 def copy_to(array: Array, device: Backend) -> Array:
     """``array`` on ``device``, C-contiguous; between CUDA devices without the host."""
     source = backend_of(array)

@@ -12,8 +12,8 @@ import functools
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, Backend, backend_of, cupy
-from skydelta.kernels.core.devices import active
+from skydelta.kernels.backend import Array, Backend, backend_of
+from skydelta.kernels.core.devices import constant
 from skydelta.kernels.core.module import kernel
 from skydelta.kernels.cpu.crc import POLYNOMIAL, byte_table
 
@@ -33,11 +33,7 @@ def crc32(data: Array, offset: np.ndarray, length: np.ndarray) -> Array:
 
 @functools.cache
 def _there(backend: Backend) -> Array:
-    with active(backend):
-        there = backend.asarray(tables())
-        if backend.is_gpu:  # the next to use it may be on another stream
-            cupy().cuda.get_current_stream().synchronize()
-        return there
+    return constant(tables(), backend)
 
 
 @functools.cache

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from skydelta.kernels import decode
 from skydelta.kernels import inflate as streams
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.crc import crc32
 from skydelta.kernels.decode import Tiles
-
-LONGEST = 1 << 17
-"""Bytes of an inflated tile, at most: a warp inflates a tile, and the longest one sets the time."""
 
 HEADER, TRAILER = 10, 8
 PLAIN = np.array([0x1F, 0x8B, 8, 0], np.uint8)
@@ -69,7 +67,7 @@ def inflate(heap: Array, tiles: Tiles, rows: np.ndarray) -> Inflated | None:
     size, check, plain = _ends(heap, offset, length)
     pixels = tiles.pixels()[rows]
     width = size // pixels
-    sound = plain & np.isin(width, (1, 2, 4, 8)) & (width * pixels == size) & (size <= LONGEST)
+    sound = plain & np.isin(width, (1, 2, 4, 8)) & (width * pixels == size) & (size <= decode.LONGEST_GZIP)
     if not sound.any():
         return None
     rows, offset, length, size, check, width = (a[sound] for a in (rows, offset, length, size, check, width))

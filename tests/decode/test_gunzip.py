@@ -84,7 +84,7 @@ def twin_and_device(v):
 
 
 def test_long_tiles_are_left_to_the_host(inflated, monkeypatch):
-    monkeypatch.setattr(gunzip, "LONGEST", 4 * 64)
+    monkeypatch.setattr(front, "LONGEST_GZIP", 4 * 64)
     heap, tiles, form, original = support_tiles.damaged_members(np.random.default_rng(1), 20, 65)
     compare(heap, tiles, form, original.shape, form.stored)
     assert inflated == [0]
