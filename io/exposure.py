@@ -68,6 +68,10 @@ class Exposure:
                 object.__setattr__(self, name, self._native(name, plane))
         if self.image.ndim != 2:
             raise InputError(f"{self.id or 'exposure'}: image has shape {self.image.shape}; two dimensions are needed")
+        psf: Any = self.psf  # whatever the caller has given
+        if psf is not None and not isinstance(psf, Psf):
+            kind = type(psf).__name__
+            raise InputError(f"{self.id or 'exposure'}: psf is a {kind}; a Psf is needed, as `read(psf=...)` makes it")
         for name in ("variance", "mask"):
             plane = getattr(self, name)
             if plane is not None and plane.shape != self.image.shape:

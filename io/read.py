@@ -268,7 +268,8 @@ def _complete(
         draft.notes["read"] = summary(counted)
         draft.notes["checksum"] = draft.checks.note()
     for line in (warned := list(dict.fromkeys(draft.warnings))):
-        log.warning("%s: %s", draft.label, line)
+        of_file = draft.source if draft.source and line in draft.source.oddities else None  # names its own HDU
+        log.warning("%s: %s", of_file.label if of_file else draft.label, line)
     if warned or draft.checks.wrong:
         draft.notes["warnings"] = [*draft.checks.wrong, *warned]
     return Exposure(

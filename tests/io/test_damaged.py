@@ -400,7 +400,7 @@ def test_inspect_refuses_an_extension_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 1, 479])
-def test_a_file_cut_in_the_padding_is_said(tmp_path, left):
+def test_a_file_cut_in_the_padding_is_said(tmp_path, left, caplog):
     path = tmp_path / "cut.fits"
     first, second = (
         fits.PrimaryHDU(np.ones((20, 30), np.float32)),
@@ -410,6 +410,9 @@ def test_a_file_cut_in_the_padding_is_said(tmp_path, left):
     with open_file(path) as whole:
         assert whole.oddities == []
     path.write_bytes(path.read_bytes()[: 2880 + 2400 + left])
+    read(path)
+    said = [r.getMessage() for r in caplog.records if "before the block of HDU 0" in r.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"{path}: the file ends "), "no HDU but that in the line"
     with open_file(path) as cut:
         assert len(cut.hdus) == 1
         assert [o for o in cut.oddities if f"ends {480 - left} bytes before the block of HDU 0" in o]

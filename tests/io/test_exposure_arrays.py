@@ -40,3 +40,8 @@ def test_lists_and_masks():
 def test_what_is_no_plane_is_refused(image, mask, words):
     with pytest.raises(InputError, match=words):
         Exposure(image, mask=mask)
+
+
+def test_an_array_is_no_psf():
+    with pytest.raises(InputError, match=r"x.fits: psf is a ndarray; a Psf is needed, as `read\(psf=...\)` makes it"):
+        Exposure(np.ones((2, 2)), psf=np.ones((3, 3)), id="x.fits")
