@@ -188,6 +188,18 @@ class MatchKernel:
         terms = self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))
         return self.basis.sum(axis=(1, 2)) @ self.coefficients @ terms
 
+    def sum_error(self, x: float, y: float) -> float:
+        """Standard deviation of `sums` at one place, by the covariance of the fit; NaN without one."""
+        if self.covariance is None:
+            return float("nan")
+        sums, terms = self.basis.sum(axis=(1, 2)), self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))[:, 0]
+        weight = np.zeros(len(self.parameters))
+        for k, name in enumerate(self.parameters):
+            if name[0] == "b":
+                b, p = name[1:].split("p")
+                weight[k] = sums[int(b)] * terms[int(p)]
+        return float(np.sqrt(weight @ self.covariance @ weight))
+
     def spatial_terms(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """phi_p at the positions: float64 (n_p, n)."""
         return polynomial_terms(*self.domain.uv(x, y), self.order)

@@ -32,7 +32,9 @@ PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, err
 """What a disk or a network file system says when it may do better a moment later."""
 
 
-URGENT = ("misaligned", "checksum", "noise_scale", "variance_scale", "pixels_lost")
+URGENT = (
+    "misaligned", "checksum", "noise_scale", "variance_scale", "pixels_lost", "flux_scale_uncertain", "few_stamps"
+)  # fmt: skip
 """Flags that a reader must see before the numbers."""
 
 

@@ -76,6 +76,8 @@ class Context:
         Flags of the steps before this one; `write` puts their names into the header.
     failures : list
         Filled by `fail`: the item goes on and its products are written, but it has failed.
+    level : int
+        At which flags are logged: a stage that is called as a function leaves no receipt that could be read.
     """
 
     backend: Backend
@@ -86,6 +88,7 @@ class Context:
     flags: dict[str, str] = field(default_factory=dict)
     earlier: Mapping[str, str] = field(default_factory=dict)
     failures: list[SkydeltaError] = field(default_factory=list)
+    level: int = logging.INFO
 
     def metric(self, name: str, value: Any) -> None:
         """Record a figure for receipt and report (units belong in the name: ``shift_px``)."""
@@ -94,7 +97,7 @@ class Context:
     def flag(self, name: str, message: str) -> None:
         """Record something a reader must know (fallback, clipping, degeneracy): receipt, report and header."""
         self.flags[name] = message
-        log.info("%s %s: %s", self.id, name, message)
+        log.log(self.level, "%s %s: %s", self.id, name, message)
 
     def flag_each(self, name: str, lines: Iterable[str]) -> None:
         """A flag for each line that is in none yet: ``name``, ``name_2``, ..., behind those that there are."""
@@ -185,9 +188,9 @@ class Stage(Generic[C]):
         return result
 
     def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
-        """Run alone. Returns the output, or a dict of outputs when there are several."""
+        """Run alone; flags are logged as warnings. Returns the output, or a dict of outputs when there are several."""
         inputs.update(zip(self.inputs, args, strict=False))
-        result = self.execute(Context(resolve(device), id=self.name), inputs)
+        result = self.execute(Context(resolve(device), id=self.name, level=logging.WARNING), inputs)
         return result[next(iter(self.outputs))] if len(self.outputs) == 1 else result
 
 

@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from skydelta.errors import AlgorithmError
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
@@ -149,6 +150,11 @@ class PsfFit:
         First guess, px.
     pixels : bool
         Whether pixels may depart from the profile.
+
+    Raises
+    ------
+    AlgorithmError
+        No star is left: of none is the fitted flux positive.
     """
 
     def __init__(
@@ -175,6 +181,10 @@ class PsfFit:
         for step in range(ROUNDS):
             self._improve(1 if step else FIRST_STEPS)
             self._select(self._agreeing())
+            if not self.used.any():
+                raise AlgorithmError(
+                    f"psf: none of the {n} stars fits a profile with a flux above 0; give a PSF with the image", stars=n
+                )
         self.agreement = self._agreement()
 
     def without(self, stars: np.ndarray, order: int) -> Agreement:

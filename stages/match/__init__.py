@@ -20,6 +20,7 @@ from skydelta.kernels.convolve import smeared
 from skydelta.kernels.normal_equations import System, budget, stamp_sums
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
+from skydelta.stages.match.common import shared_light
 from skydelta.stages.match.fit import (
     JUDGES,
     PLAIN_ORDER,
@@ -45,6 +46,9 @@ SMALL_BASIS = (3, 1)
 """Degrees used when the field has fewer than `FEW` stamps."""
 
 FEW = 5
+
+UNCERTAIN = 0.05
+"""Relative error of the flux scale that is said."""
 
 MOST_VARIED = 0.25
 """Largest share of the stamps that may hold a change; where more seem to, it is the kernel that does not fit."""
@@ -92,11 +96,11 @@ class Match(Stage[MatchConfig]):
     InputError
         Different shapes, an image without variance, or a stored kernel for another grid.
     AlgorithmError
-        No usable star (the counts are in the message).
+        No usable star, or none that both images show (the counts are in the message).
     """
 
     name = "match"
-    version = 5
+    version = 6
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -177,7 +181,7 @@ class Match(Stage[MatchConfig]):
             weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
             left = residuals(kernel, stamps, chosen)
             chi2 = stamp_chi2(left, weight)
-            field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
+            field_quality(ctx, kernel, chosen, chosen.held_out, stamps.broad, left, weight)
         kernel = replace(kernel, **_judged(chosen, chi2, np.zeros(len(chosen), bool), kernel.sums(chosen.x, chosen.y)))
         _report(ctx, kernel, slope, width)
         return kernel
@@ -231,26 +235,26 @@ class Match(Stage[MatchConfig]):
         width = matching_width(broad_fwhm, sharp_fwhm)
         half = self.config.kernel_half or kernel_half(width)
         stamp = self._stamp_half(broad_fwhm, sharp_fwhm)
-        good_sharp, good_broad = sharp.good(), broad.good()
-        chosen = select(stars, good_sharp, good_broad, stamp, half)
+        chosen = select(stars, sharp.good(), broad.good(), stamp, half)
         if not len(chosen):
-            lost = ", ".join(f"{v} {k}" for k, v in chosen.rejected.items())
-            raise AlgorithmError(
-                f"match: none of the {len(stars)} stars of the {direction} image can be a stamp ({lost})",
-                stars=len(stars),
-                **{k.replace(" ", "_"): v for k, v in chosen.rejected.items()},
-            )
+            raise _no_stamp(f"none of the {len(stars)} stars of the {direction} image can be a stamp", stars, chosen)
+        stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
         fitted = ~chosen.held_out
+        if not ctx.failures:  # of images that are not aligned
+            seen, like = shared_light(stamps, width, broad_fwhm)
+            if not (seen & like & fitted).any():
+                shown = f"{len(chosen)} of the {len(stars)} stars of the {direction} image can be stamps, none of"
+                raise _no_stamp(f"{shown} which has enough light in the other image, in its place", stars, chosen)
+            fitted &= like
+        unlike = ~chosen.held_out & ~fitted
         count = int(fitted.sum())
         order = chosen_order(count) if self.config.order is None else supported_order(self.config.order, count)
         asked = PLAIN_ORDER if self.config.order is None else self.config.order
         if order < asked:
-            ctx.flag("order_lowered", f"{count} stamps support spatial order {order}, not {asked}")
+            ctx.flag("order_lowered", f"{_stamps(count)} support spatial order {order}, not {asked}")
         background_order = supported_order(self.config.background_order, count)
         basis = orthonormal(gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS), sharp_fwhm / 2.3548)
         images, domain = basis.images(), Domain.of(sharp.shape)
-        margin = max(half, weight_margin(width))
-        stamps = Stamps.cut(sharp, broad, chosen, stamp, margin)
         weight, slope = model_weights(stamps, scale, width)
         ratio = scale if direction == "reference" else 1 / scale
         o = np.arange(-stamp, stamp + 1)
@@ -301,9 +305,11 @@ class Match(Stage[MatchConfig]):
             condition=result.solution.condition,
             **_judged(chosen, result.chi2, result.used, kernel.sums(chosen.x, chosen.y)),
         )
-        ctx.metric("stamps_changed", int(varied.sum()))
-        field_quality(ctx, kernel, chosen, stamps.broad, left, weight)
+        ctx.metric("stamps_changed", int((varied | unlike).sum()))
+        judges = chosen.held_out if chosen.held_out.any() else result.used
+        field_quality(ctx, kernel, chosen, judges, stamps.broad, left, weight)
         _report(ctx, kernel, slope, width)
+        _few(ctx, kernel, int(result.used.sum()))
         if result.shared:
             ctx.flag(
                 "shared_noise",
@@ -311,9 +317,30 @@ class Match(Stage[MatchConfig]):
             )
         if kernel.rank < kernel.size:
             ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
-        if result.used.sum() < FEW:
-            ctx.flag("few_stamps", f"the kernel rests on {int(result.used.sum())} stamps")
         return kernel
+
+
+def _no_stamp(what: str, stars: Stars, chosen: Selection) -> AlgorithmError:
+    """No kernel: what is missing, and what has become of the stars."""
+    lost = ", ".join(f"{v} {k}" for k, v in chosen.rejected.items())
+    numbers = {k.replace(" ", "_"): v for k, v in chosen.rejected.items()}
+    return AlgorithmError(f"match: {what} ({lost})", stars=len(stars), stamps=len(chosen), **numbers)
+
+
+def _stamps(count: int) -> str:
+    return f"{count} stamp{'s' if count != 1 else ''}"
+
+
+def _few(ctx: Context, kernel: MatchKernel, count: int) -> None:
+    """Say how well the flux scale is known where the stamps are few, or faint."""
+    centre = kernel.domain.centre
+    scale, error = float(kernel.sums(*centre)[0]), kernel.sum_error(*centre)
+    ctx.metric("kernel_sum_err", error)
+    known = f"the kernel rests on {_stamps(count)}: its flux scale is {scale:.3g} +- {error:.2g}"
+    if count < FEW:
+        ctx.flag("few_stamps", known)
+    if not error <= UNCERTAIN * abs(scale):
+        ctx.flag("flux_scale_uncertain", f"{known}; all that is left of constant sources follows it")
 
 
 def _noise_gram(images: np.ndarray, correlation: np.ndarray | None) -> np.ndarray:

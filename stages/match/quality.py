@@ -32,8 +32,10 @@ MISREGISTERED = 4.0
 """Standard deviations by which the mean square shift of the stamps may exceed their errors before it is said."""
 
 
-def field_quality(ctx: Context, kernel: MatchKernel, at: Selection, broad: Array, left: Array, weight: Array) -> None:
-    """Record maps of chi2 and flux scale and the shift that is left, from the held-out stamps (all, without any).
+def field_quality(
+    ctx: Context, kernel: MatchKernel, at: Selection, judges: np.ndarray, broad: Array, left: Array, weight: Array
+) -> None:
+    """Record maps of chi2 and flux scale and the shift that is left.
 
     With M the matched image, r what is left and w its inverse variance, the flux scale of a stamp is off by
     sum w M r / sum w M^2 of itself, and a shift d of the sources leaves r = -d M', the pattern of a dipole: d =
@@ -45,10 +47,12 @@ def field_quality(ctx: Context, kernel: MatchKernel, at: Selection, broad: Array
 
     Parameters
     ----------
+    judges : bool (n,)
+        Stamps that tell: those held out; where there are none, those of the fit.
     broad, left, weight : float32 (n, m, m)
         Stamps of the image that is matched, what `residuals` leaves of them, and its inverse variance.
     """
-    rows = np.flatnonzero(at.held_out) if at.held_out.any() else np.arange(len(at))
+    rows = np.flatnonzero(judges)
     if not len(rows):
         return
     x, y = at.x[rows], at.y[rows]

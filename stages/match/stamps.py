@@ -117,8 +117,23 @@ class Stamps:
 
 
 def weight_margin(spread: float) -> int:
-    """Pixels around a stamp that `model_weights` looks at."""
+    """Pixels around a stamp that `smoothed` looks at."""
     return int(np.ceil(3 * spread))
+
+
+def smoothed(stamps: Stamps, spread: float) -> Array:
+    """The image to convolve, smoothed to about the width of the other one: float32 (n, m, m).
+
+    Parameters
+    ----------
+    stamps : Stamps
+        With a margin of at least `weight_margin` (spread).
+    spread : float
+        Gaussian matching width, px.
+    """
+    pad = weight_margin(spread)
+    full = backend_of(stamps.sharp).ndimage.gaussian_filter(stamps.within(pad), (0, spread, spread), truncate=3.0)
+    return full[:, pad : full.shape[1] - pad, pad : full.shape[2] - pad]
 
 
 def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, float]:
@@ -139,12 +154,9 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
     -------
     float32 (n, m, m), and the slope g in the unit of the broad image.
     """
-    backend = backend_of(stamps.sharp)
-    xp, nd = backend.xp, backend.ndimage
+    xp = backend_of(stamps.sharp).xp
     total = stamps.broad_variance + np.float32(scale**2 / (4 * np.pi * spread**2)) * stamps.sharp_variance
-    pad = weight_margin(spread)
-    signal = nd.gaussian_filter(stamps.within(pad), (0, spread, spread), truncate=3.0)
-    signal = xp.maximum(signal[:, pad : signal.shape[1] - pad, pad : signal.shape[2] - pad] * np.float32(scale), 0)
+    signal = xp.maximum(smoothed(stamps, spread) * np.float32(scale), 0)
     # the clipped median of a stamp's variance is that of its sky
     n, m = total.shape[:2]
     sky = cell_statistics(total.reshape(-1, m), xp.ones((n * m, m), bool), m)[0].reshape(n, 1, 1)

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from scipy.signal import fftconvolve
 from scipy.spatial.distance import cdist
-from support_pairs import context, gaussian, pair, subtract
+from support_pairs import context, gaussian, pair, scene_exposures, stars_image, subtract, whole_chain
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.normal_equations import BUDGET, System, budget, solve, stamp_sums
+from skydelta.pipeline.simulate import build
 from skydelta.stages.match import Match
 from skydelta.stages.match.basis import gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.fit import Trial, chosen_order, fit, layout, supported_order
@@ -181,6 +182,79 @@ def test_no_star_is_an_error_with_numbers():
     p = pair(seed=9, stars=0)
     with pytest.raises(AlgorithmError, match="none of the 0 stars"):
         Match().execute(context(), {"science": p.science, "reference": p.reference})
+
+
+def with_vanished(p, flux, at=((60.0, 130.0), (140.0, 60.0))):
+    """The pair with sources that the reference alone has."""
+    x, y = np.transpose(at)
+    light = stars_image(p.reference.shape, x, y, [flux] * len(at), 1.25)
+    p.reference = p.reference.with_(image=(p.reference.image + light).astype(np.float32))
+    return p
+
+
+@pytest.mark.parametrize("stars", [3, 12])
+def test_a_source_that_one_image_alone_has_is_no_stamp(stars):
+    """It outweighs all others, and the kernel that makes it vanish has a chi2 of one."""
+    ctx = context()
+    p = pair(seed=61, shape=(200, 200), stars=stars, low=3000, high=5000, margin=40)
+    kernel, _ = subtract(with_vanished(p, 4e4), ctx)
+    role = kernel.stamps["role"][np.hypot(kernel.stamps["x"] - 60, kernel.stamps["y"] - 130) < 2]
+    assert set(role) == {"clipped"}
+    assert abs(ctx.metrics["kernel_sum"] - 0.8) < max(0.05, 3 * ctx.metrics["kernel_sum_err"])
+    assert ctx.metrics["stamps_changed"] >= 2
+
+
+def test_a_pair_that_shares_no_star_is_an_error_with_numbers():
+    p = with_vanished(pair(seed=62, shape=(200, 200), stars=0), 4e4)
+    with pytest.raises(AlgorithmError, match=r"2 of the 2 stars of the reference image .* none of which") as e:
+        Match().execute(context(), {"science": p.science, "reference": p.reference})
+    assert e.value.numbers["stamps"] == 2
+
+
+@pytest.mark.parametrize(("galaxies", "seed"), [(3, 2), (3, 3), (10, 1), (10, 2), (10, 5)])
+def test_a_field_of_galaxies_gives_the_flux_scale_or_stops(galaxies, seed):
+    """Six sources in it have appeared or vanished."""
+    none = dict.fromkeys(("stars", "saturated", "dipoles"), 0)
+    scene = build(size=384, seed=seed, galaxies=galaxies, same_grid=True, **none)
+    ctx = context()
+    try:
+        kernel, _ = whole_chain(*scene_exposures(scene), ctx)
+    except AlgorithmError as e:
+        assert e.numbers["stars"] < 5
+        return
+    scale, error = ctx.metrics["kernel_sum"], ctx.metrics["kernel_sum_err"]
+    truth = 0.8 if kernel.direction == "reference" else 1 / 0.8
+    assert abs(scale - truth) < max(0.03 * truth, 4 * error)
+    assert ("few_stamps" in ctx.flags) == (kernel.quality["stamps_fit"] < 5)
+
+
+@pytest.mark.parametrize(("stars", "low"), [(1, 2e4), (6, 2e3)])
+def test_the_error_of_the_flux_scale_is_its_scatter(stars, low, figure):
+    pulls = []
+    for seed in range(12):
+        ctx = context()
+        p = pair(seed=300 + seed, shape=(200, 200), stars=stars, low=low, high=2 * low, margin=50)
+        Match().execute(ctx, {"science": p.science, "reference": p.reference})
+        pulls.append((ctx.metrics["kernel_sum"] - 0.8) / ctx.metrics["kernel_sum_err"])
+    figure(f"flux scale of {stars} stamps, scatter over its error", np.sqrt(np.mean(np.square(pulls))), 1.8)
+    assert np.sqrt(np.mean(np.square(pulls))) > 0.6
+
+
+@pytest.mark.parametrize(("flux", "said"), [(1.5e3, True), (5e4, False)])
+def test_a_flux_scale_that_the_stamps_hardly_tell_is_said_with_its_error(flux, said):
+    ctx = context()
+    p = pair(seed=63, shape=(200, 200), stars=2, low=flux, high=1.01 * flux, margin=60)
+    Match().execute(ctx, {"science": p.science, "reference": p.reference})
+    assert ("flux_scale_uncertain" in ctx.flags) == said
+    assert f"{ctx.metrics['kernel_sum']:.3g} +- {ctx.metrics['kernel_sum_err']:.2g}" in ctx.flags["few_stamps"]
+
+
+def test_a_stage_that_is_called_as_a_function_says_its_flags(caplog):
+    """Nobody reads the receipt of a call: an order that was lowered, images that are not aligned."""
+    p = pair(seed=11, offset=(5.0, 0.0))
+    Match()(p.science, p.reference, device="cpu")
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("misaligned" in line and "offset by" in line for line in said)
 
 
 def test_supported_orders():
