@@ -14,9 +14,14 @@ from support_host_cuda import FLAGS, SANITIZERS, checked
 
 from skydelta.kernels.backend import Backend
 from skydelta.kernels.core.source import load
+from skydelta.kernels.core.spec import registry
 
 # nvcc gives its own warnings on the kernels: none here. Building takes longer than running, hence no optimisation.
 BUILD = ["-O0" if flag == "-O1" else flag for flag in FLAGS if not flag.startswith("-W")]
+_BUILT = {}
+"""Folders of the programs of this process by compiler and source; their inputs are read from files."""
+_HEADERS = {}
+"""Folders of the precompiled header of this process by compiler."""
 _DYNAMIC = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 
 
@@ -60,7 +65,7 @@ class HostDevice:
     Parameters
     ----------
     folder : Path
-        Where kernels are built and launched; each is built once.
+        Where kernels are built and launched; each is built once in this process.
     shared_memory : int
         Bytes a block may have, as launchers are told.
     """
@@ -88,41 +93,47 @@ class HostDevice:
 
     def kernel(self, file, name, template_args=()):
         """As ``skydelta.kernels.core.module.kernel``."""
-        entry = f"{name}<{', '.join(template_args)}>" if template_args else name
+        entry = f"{name}<{','.join(template_args)}>" if template_args else name
 
         def launch(grid, block, args, shared_mem=0):
             self.launched.append(entry)
-            self._run(self._built(file, entry), grid, block, args, shared_mem)
+            self._run(self._built(file, entry), entry, grid, block, args, shared_mem)
 
         return launch
 
     def _built(self, file, entry):
-        folder = self.folder / re.sub(r"\W+", "_", f"{file}_{entry}")
-        if (folder / "main").exists():
-            return folder
+        """The program that holds an entry: one for all entries of a file, which takes little more than one of them."""
         compiler = os.environ.get("CXX") or shutil.which("g++")
         if not compiler:
             pytest.skip("no C++ compiler (g++) to run CUDA kernels on the host")
-        folder.mkdir(exist_ok=True)
         text = _DYNAMIC.sub(r"\1* const \2 = reinterpret_cast<\1*>(host::dynamic);", load(file).text)
-        main = f"\nint main() {{ return host::launch({entry}); }}\n"
-        (folder / "main.cpp").write_text('#include "host_device.h"\n' + text + main)
-        checked([compiler, *BUILD, *SANITIZERS, f"-I{self._header(compiler)}", "main.cpp", "-o", "main"], folder)
-        return folder
+        entries = sorted({entry, *_registered(file)})
+        choice = "".join(f'  if (asked == "{e}") return host::launch({e});\n' for e in entries)
+        main = f"\nint main(int, char** words) {{\n  const std::string asked = words[1];\n{choice}  return 2;\n}}\n"
+        source = f'#include "host_device.h"\n{text}{main}'
+        if (compiler, source) not in _BUILT:
+            folder = self.folder / f"{file}_{len(_BUILT)}"
+            folder.mkdir(exist_ok=True)
+            (folder / "main.cpp").write_text(source)
+            header = self._header(compiler)
+            checked([compiler, *BUILD, *SANITIZERS, f"-I{header}", "main.cpp", "-o", "main"], folder)
+            _BUILT[compiler, source] = folder
+        return _BUILT[compiler, source]
 
     def _header(self, compiler):
         """Folder of host_device.h and its precompiled form, which every kernel takes a third less time with."""
-        folder = self.folder / "header"
-        if not folder.exists():
-            folder.mkdir()
+        if compiler not in _HEADERS:
+            folder = self.folder / "header"
+            folder.mkdir(exist_ok=True)
             text = Path(__file__).with_name("host_device.h").read_text()
             (folder / "host_device.h").write_text(text.replace("#pragma once\n", ""))
             line = [compiler, *BUILD, *SANITIZERS, "-x", "c++-header", "host_device.h", "-o", "host_device.h.gch"]
             checked(line, folder)
-        return folder
+            _HEADERS[compiler] = folder
+        return _HEADERS[compiler]
 
     @staticmethod
-    def _run(folder, grid, block, args, shared_mem):
+    def _run(folder, entry, grid, block, args, shared_mem):
         buffers, arguments = {}, []
         for value in args:
             if isinstance(value, np.ndarray):
@@ -137,7 +148,7 @@ class HostDevice:
         numbers = [*(*grid, 1)[:2], *(*block, 1)[:2], shared_mem, len(sizes), *sizes, len(arguments)]
         (folder / "launch.txt").write_text("\n".join([*map(str, numbers), *arguments, ""]))
         (folder / "buffers.in").write_bytes(b"".join(a.tobytes() for a in buffers.values()))
-        checked(["./main"], folder)
+        checked(["./main", entry], folder)
         made, at = (folder / "buffers.out").read_bytes(), 0
         for base in buffers.values():
             there = np.frombuffer(made, np.uint8, base.nbytes, at)
@@ -146,6 +157,12 @@ class HostDevice:
                 base.reshape(-1).view(np.uint8)[...] = there
             else:
                 assert base.tobytes() == there.tobytes(), "a kernel writes to what is not to be written to"
+
+
+def _registered(file):
+    """Expressions of all entries of a file of kernels/cuda."""
+    entries = (entry for spec in registry().values() for entry in spec.entries if entry.file == file)
+    return {expression for entry in entries for expression in entry.expressions()}
 
 
 def _base(array):
