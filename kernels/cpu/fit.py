@@ -392,6 +392,11 @@ def _fit_all(
         )  # fmt: skip
 
 
+def _writeable(array, dtype):
+    """A plain array in C order; one that is read-only is copied, for Numba would compile all again for its type."""
+    return np.require(array, dtype, ["C", "W", "E"])
+
+
 def fit_lobes(
     data: np.ndarray,
     weight: np.ndarray,
@@ -407,11 +412,11 @@ def fit_lobes(
     moment = (np.full((count, 4), np.nan), np.full((count, 4, 4), np.nan), np.full(count, np.nan))
     out = (parameters, covariance, chi2, *whole, *moment, np.empty(count))
     _fit_all(
-        np.ascontiguousarray(data, np.float32),
-        np.ascontiguousarray(weight, np.float32),
-        np.ascontiguousarray(psf, np.float64),
-        np.ascontiguousarray(start, np.float64).reshape(count, 2 * lobes),
-        np.arange(count) if stamp is None else np.ascontiguousarray(stamp, np.int64),
+        _writeable(data, np.float32),
+        _writeable(weight, np.float32),
+        _writeable(psf, np.float64),
+        _writeable(start, np.float64).reshape(count, 2 * lobes),
+        np.arange(count) if stamp is None else _writeable(stamp, np.int64),
         limit,
         *out,
     )
@@ -441,10 +446,10 @@ def subtract_lobes(
     out = np.array(data, np.float32, order="C")
     _subtract_all(
         out,
-        np.ascontiguousarray(weight, np.float32),
-        np.ascontiguousarray(psf, np.float64),
-        np.ascontiguousarray(first, np.int64),
-        np.ascontiguousarray(lobes, np.float64),
+        _writeable(weight, np.float32),
+        _writeable(psf, np.float64),
+        _writeable(first, np.int64),
+        _writeable(lobes, np.float64),
     )
     return out
 

@@ -11,7 +11,7 @@ from cases import fit_lobes as case
 from scipy.ndimage import map_coordinates
 from support_sources import SIGMA, flux_of, gaussian
 
-from skydelta.kernels.cpu.fit import _lines, _padded, _row
+from skydelta.kernels.cpu.fit import _fit_all, _lines, _padded, _row, _subtract_all
 from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, spline_coefficients, subtract_lobes
 
 SIDE = 21
@@ -100,6 +100,20 @@ def test_stamps_may_be_fitted_several_times_and_once_only(rng):
         np.testing.assert_array_equal(once.parameters.reshape(12, -1)[:, [1, 2]], start[:, 0])
         whole = fit_lobes(data, weight, psf, start[:, :k])
         np.testing.assert_array_equal(once.moment, whole.moment)
+
+
+def test_read_only_arrays_compile_nothing_again(rng):
+    data, weight = stamps(rng, np.zeros((1, 1, 2)), np.array([[1000.0]]))
+    given = [data, weight, PSF.copy(), np.zeros((1, 1, 2))]
+    away = [data, weight, given[2], np.array([0, 1]), np.array([[1000.0, 0, 0]])]
+    want = fit_lobes(*given).parameters, subtract_lobes(*away)
+    compiled = len(_fit_all.signatures), len(_subtract_all.signatures)
+    for array in (*given, *away):
+        array.flags.writeable = False
+    got = fit_lobes(*given).parameters, subtract_lobes(*away)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (len(_fit_all.signatures), len(_subtract_all.signatures)) == compiled
 
 
 def test_sharpness_by_hand(rng):
