@@ -199,6 +199,12 @@ class Catalog(QTable):
             raise InputError(f"{path}: cannot be read as a table ({said})") from None
 
 
+def column_of(table: Table, name: str) -> str | None:
+    """The column of a table of this name, or the first one that has it in other letter cases; None without one."""
+    others = (n for n in table.colnames if n.lower() == name.lower())
+    return name if name in table.colnames else next(others, None)
+
+
 def _ecsv(table: Catalog) -> bytes:
     out = io.StringIO()
     table.write(out, format="ascii.ecsv")

@@ -82,6 +82,28 @@ class PairNoise:
         science, reference = self._measured(flux_ratio)
         return science[0] if science[1] else None, reference[0] if reference[1] else None
 
+    @property
+    def shared(self) -> float:
+        """Largest correlation, at any lag, of the noise of one exposure with that of the other; 0 where it is not
+        beyond chance, NaN where it is not known.
+
+        Whatever the variance planes say: they cancel. Sources too faint to be blanked are in it.
+        """
+        if self.own_science is None or self.own_reference is None or self.cross is None:
+            return float("nan")
+        both = self.own_science[LAG, LAG] * self.own_reference[LAG, LAG]
+        if not both > 0:
+            return float("nan")
+        largest = float(self.cross.max() / np.sqrt(both))
+        return largest if largest > SURE / np.sqrt(self.pairs) else 0.0
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """Noise of blank sky over that of the variance plane, science and reference; NaN where it is not known."""
+        both = (self.own_science, self.own_reference)
+        science, reference = (float("nan") if own is None else float(np.sqrt(max(own[LAG, LAG], 0.0))) for own in both)
+        return science, reference
+
     def undecided(self, flux_ratio: float) -> tuple[bool, bool]:
         """Does either noise look correlated, with too few blank pixels to tell? It then counts as white."""
         science, reference = self._measured(flux_ratio)

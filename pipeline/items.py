@@ -69,7 +69,8 @@ def items_of(
     Raises
     ------
     ConfigError
-        Inputs missing or too many, lists of different lengths, or a table together with single files.
+        Inputs missing or too many, lists of different lengths, a table together with single files, or ``id_`` is not
+        safe as the name of a folder.
     InputError
         A table that cannot be read or lacks columns; ids that are not unique or not safe as folder names.
     """
@@ -101,7 +102,7 @@ def items_of(
     lengths = {name: len(paths) for name, paths in inputs.items() if isinstance(paths, list)}
     if not lengths:
         single = {name: str(path) for name, path in inputs.items()}
-        return (WorkItem(_safe(id_, "id") if id_ else _stem(single), single),)
+        return (WorkItem(_stem(single) if id_ is None else _own(id_), single),)
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         raise ConfigError(f"inputs: lists of one length are needed, not {lengths}")
     if id_ is not None:
@@ -125,7 +126,7 @@ def _of_lists(inputs: Mapping[str, str | list[str]], many: Iterable[str], id_: s
         if not paths or (name not in many and len(paths) > 1):
             raise ConfigError(f"inputs.{name}: {len(paths)} files; {'at least ' if name in many else ''}one is needed")
         out |= numbered(name, paths) if name in many else {name: paths[0]}
-    return WorkItem(_safe(id_, "id") if id_ else _stem(out), out)
+    return WorkItem(_stem(out) if id_ is None else _own(id_), out)
 
 
 def _expanded(inputs: Mapping[str, str | list[str]]) -> tuple[dict[str, str | list[str]], list[str]]:
@@ -166,6 +167,14 @@ def _stem(paths: Mapping[str, str]) -> str:
     file = split_extension(split_section(next(iter(paths.values()), ""))[0])[0]
     name = _SUFFIXES.sub("", Path(file).name)
     return re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip("._+-")[:200] or "item"
+
+
+def _own(id_: str) -> str:
+    """A name that was given for the single item: of an option, not of an input."""
+    try:
+        return _safe(id_, "id")
+    except InputError as e:
+        raise ConfigError(str(e)) from None
 
 
 def _safe(name: str, where: str) -> str:

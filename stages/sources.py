@@ -11,7 +11,7 @@ from astropy import units as u
 from pydantic import Field
 
 from skydelta.errors import InputError
-from skydelta.io.catalog import Catalog, bits
+from skydelta.io.catalog import Catalog, bits, column_of
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.io.sky import icrs_pixels
@@ -58,7 +58,7 @@ FITTED = (
 
 
 PLACES = (("x", "y"), ("ra", "dec"))
-"""Columns of positions; the first pair counts where a table has both."""
+"""Columns of positions, in any letter case; the first pair counts where a table has both."""
 
 ON_SKY = {"ra": (-180.0, 360.0), "dec": (-90.0, 90.0)}
 """Values that are allowed, degrees."""
@@ -172,6 +172,10 @@ class Sources(Stage[SourcesConfig]):
         self, ctx: Context, image: Exposure, width: float, radii: tuple[float, ...], positions: Catalog
     ) -> Catalog:
         x, y = pixel_positions(image, positions)
+        if len(places_of(positions)) > 1:
+            ctx.flag(
+                "positions_twofold", f"the positions have x, y and ra, dec: x, y count{_apart(image, positions, x, y)}"
+            )
         if self.config.only_inside:
             inside = _lies_on(image, x, y)
             positions, x, y = positions[inside], x[inside], y[inside]
@@ -203,7 +207,7 @@ class Sources(Stage[SourcesConfig]):
         # a position that is held has no error where something is measured at it
         held = np.where(np.isfinite(out["flux"]), 0.0, np.nan)
         out |= {"x": x, "y": y, "x_err": held, "y_err": held, "snr": out["flux"] / out["flux_err"]}
-        named = next((c for c in ("id", "object") if c in positions.colnames), None)
+        named = next(filter(None, (column_of(positions, c) for c in ("id", "object"))), None)
         out["id"] = np.arange(1, n + 1) if named is None else np.asarray(positions[named])
         out |= _measured(Measurer(image, image.good()), x * far, y * far, width, radii, np.sign(out["flux"]))
         return _table(image, out, np.where(np.isfinite(out["flux"]), "forced", "none"), radii)
@@ -331,8 +335,15 @@ def _smoothed(image: Array, good: Array, taps: np.ndarray) -> Array:
     return light / (weight + (weight == 0))
 
 
+def places_of(positions: Catalog) -> list[tuple[str, str]]:
+    """The pairs of `PLACES` that a table has; the first one counts."""
+    return [pair for pair in PLACES if all(column_of(positions, of) for of in pair)]
+
+
 def check_positions(positions: Catalog, name: str = "positions") -> dict[str, np.ndarray]:
-    """The columns of a table that say where, float64: x and y, px, or ra and dec, degrees.
+    """The columns of a table that say where, float64: x and y, px, or, where it has not both, ra and dec, degrees.
+
+    Names may be in any letter case.
 
     Parameters
     ----------
@@ -348,7 +359,7 @@ def check_positions(positions: Catalog, name: str = "positions") -> dict[str, np
     """
 
     def column(of: str, unit: u.UnitBase) -> np.ndarray:
-        values = positions[of]
+        values = positions[column_of(positions, of)]
         own = getattr(values, "unit", None)
         try:
             numbers = u.Quantity(values).to_value(unit) if own is not None else values
@@ -356,10 +367,10 @@ def check_positions(positions: Catalog, name: str = "positions") -> dict[str, np
         except (ValueError, TypeError, u.UnitConversionError):
             raise InputError(f"{name}: column {of} holds no {unit} numbers") from None
 
-    pair = next((p for p in PLACES if set(p) <= set(positions.colnames)), None)
-    if pair is None:
+    pairs = places_of(positions)
+    if not pairs:
         raise InputError(f"{name}: columns {', '.join(positions.colnames) or 'none'}; x and y or ra and dec are needed")
-    out = {of: column(of, u.deg if of in ON_SKY else u.pix) for of in pair}
+    out = {of: column(of, u.deg if of in ON_SKY else u.pix) for of in pairs[0]}
     for of, values in out.items():
         low, high = ON_SKY.get(of, (-np.inf, np.inf))
         finite = np.isfinite(values)
@@ -390,6 +401,20 @@ def pixel_positions(image: Exposure, positions: Catalog) -> tuple[np.ndarray, np
     if image.wcs is None:
         raise InputError("positions: ra and dec are given, but the image has no WCS; give x and y")
     return icrs_pixels(image.wcs, where["ra"], where["dec"])
+
+
+def _apart(image: Exposure, positions: Catalog, x: np.ndarray, y: np.ndarray) -> str:
+    """How far from x, y the ra, dec of the same rows lie on this image, in words; nothing where that is unknown."""
+    if image.wcs is None:
+        return ""
+    try:
+        sky = Catalog(positions[[name for of in ON_SKY if (name := column_of(positions, of))]])
+        other_x, other_y = pixel_positions(image, sky)
+    except InputError:
+        return ""
+    apart = np.hypot(other_x - x, other_y - y)
+    apart = apart[np.isfinite(apart)]
+    return f"; on this image ra, dec are {np.median(apart):.2f} px away (median)" if len(apart) else ""
 
 
 def _lies_on(image: Exposure, x: np.ndarray, y: np.ndarray) -> np.ndarray:

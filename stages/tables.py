@@ -13,7 +13,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.observation import observed
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.load import under
-from skydelta.stages.sources import PLACES, check_positions
+from skydelta.stages.sources import check_positions, places_of
 
 
 class LoadTableConfig(StageConfig):
@@ -36,7 +36,7 @@ class LoadTable(Stage[LoadTableConfig]):
 
     def run(self, ctx: Context, *, path: str) -> dict[str, Any]:  # type: ignore[override]
         table = Catalog.of_file(under(ctx.base, path))
-        if any(set(pair) <= set(table.colnames) for pair in PLACES):
+        if places_of(table):
             check_positions(table, path)
         ctx.metric("rows", len(table))
         return {"table": table}

@@ -12,7 +12,7 @@ from astropy.table import Table
 from pydantic import Field
 
 from skydelta.errors import AlgorithmError, ConfigError, InputError
-from skydelta.io.catalog import Catalog
+from skydelta.io.catalog import Catalog, column_of
 from skydelta.io.exposure import Exposure
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.register.sources import epoch_of, read_catalog, sky_stars
@@ -104,7 +104,7 @@ class ZeroPoint(Stage[ZeroPointConfig]):
         path = path if base is None or path.is_absolute() else base / path
         table = read_catalog(path)
         for column in ("ra", "dec", self.config.magnitude):
-            if column not in table.colnames:
+            if column_of(table, column) is None:
                 raise InputError(f"{path}: no column {column!r}; it has {', '.join(table.colnames[:12])}")
         return path, table
 
@@ -112,7 +112,7 @@ class ZeroPoint(Stage[ZeroPointConfig]):
         assert self.config.catalog is not None
         path, table = self._catalog(self.config.catalog, ctx.base)
         column = self.config.magnitude
-        ra, dec, mag = (_numbers(table[n]) for n in ("ra", "dec", column))
+        ra, dec, mag = (_numbers(table[column_of(table, n)]) for n in ("ra", "dec", column))
         known = np.isfinite(ra + dec + mag) & (np.abs(dec) <= 90)
         stars, warning = sky_stars(table[known], epoch_of(image.header))
         if warning:

@@ -47,6 +47,10 @@ SMALL_BASIS = (3, 1)
 
 FEW = 5
 
+SHARED = 0.2
+"""Correlation of the noise of the two images above which one seems to be part of the other; of one smoothed by 2 px
+with what it was made from it is 0.28."""
+
 UNCERTAIN = 0.05
 """Relative error of the flux scale that is said."""
 
@@ -100,7 +104,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 6
+    version = 7
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -310,11 +314,8 @@ class Match(Stage[MatchConfig]):
         field_quality(ctx, kernel, chosen, judges, stamps.broad, left, weight)
         _report(ctx, kernel, slope, width)
         _few(ctx, kernel, int(result.used.sum()))
-        if result.shared:
-            ctx.flag(
-                "shared_noise",
-                "the images agree far better than their noise allows: one seems to be part of the other",
-            )
+        if result.quiet:
+            _too_quiet(ctx, noise, float(np.median(result.plain[result.used])))
         if kernel.rank < kernel.size:
             ctx.flag("rank_deficient", f"the stamps determine {kernel.rank} of {kernel.size} kernel parameters")
         return kernel
@@ -329,6 +330,24 @@ def _no_stamp(what: str, stars: Stars, chosen: Selection) -> AlgorithmError:
 
 def _stamps(count: int) -> str:
     return f"{count} stamp{'s' if count != 1 else ''}"
+
+
+def _too_quiet(ctx: Context, noise: PairNoise, chi2: float) -> None:
+    """Say why the images agree better than their variance allows: as far as blank sky tells."""
+    ctx.metric("noise_shared", noise.shared)
+    what = f"the images agree better than their variance allows (chi2 {chi2:.2g} per pixel)"
+    if noise.shared > SHARED:
+        ctx.flag(
+            "shared_noise",
+            f"{what}, and their noise has a correlation of {noise.shared:.2f}: one seems to be part of the other",
+        )
+        return
+    science, reference = noise.levels
+    ctx.flag(
+        "noise_overstated",
+        f"{what}: the noise of blank sky is {science:.2f} times (science) and {reference:.2f} times (reference) what "
+        "the variance says",
+    )
 
 
 def _few(ctx: Context, kernel: MatchKernel, count: int) -> None:

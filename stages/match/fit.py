@@ -13,9 +13,9 @@ from skydelta.kernels.backend import to_host
 from skydelta.kernels.normal_equations import Layout, Solution, System
 from skydelta.stages.robust import median
 
-SHARED = 0.5
-"""Chi2 per pixel below which the noise of the two images is not independent (one is part of the other): the correction
-for noise in the convolved image would then be wrong."""
+QUIET = 0.5
+"""Chi2 per pixel below which the noise is not what the variance says, or not independent (one image is part of the
+other): the correction for noise in the convolved image would then be wrong."""
 
 PASSES = 6
 """Most clipping passes."""
@@ -53,8 +53,8 @@ class Fit:
         The same without the correction for noise in the convolved image: the least that the free parameters reach.
     used : bool (n,)
         Stamps that took part in the last solve.
-    shared : bool
-        The stamps agree far better than their noise allows: it is the same noise in both images.
+    quiet : bool
+        The stamps agree far better than their variance allows: chi2 is not corrected for the noise.
     """
 
     solution: Solution
@@ -63,7 +63,7 @@ class Fit:
     chi2: np.ndarray
     plain: np.ndarray
     used: np.ndarray
-    shared: bool
+    quiet: bool
 
 
 def supported_order(asked: int, stamps: int) -> int:
@@ -119,12 +119,12 @@ def fit(trial: Trial, candidates: np.ndarray, clip: float) -> Fit:
             break
         trial = Trial.of(trial.system, left)
     system, used, plain = trial.system, trial.used, trial.chi2
-    shared = bool(median(plain[used]) < SHARED)
+    quiet = bool(median(plain[used]) < QUIET)
     best, chi2 = trial.solution.parameters, plain
-    if not shared:
+    if not quiet:
         best = system.undiluted(trial.solution, used)
         chi2 = to_host(system.chi2(best))
-    return Fit(trial.solution, system, system.layout.table(to_host(best)), chi2, plain, used, shared)
+    return Fit(trial.solution, system, system.layout.table(to_host(best)), chi2, plain, used, quiet)
 
 
 def _limit(chi2: np.ndarray, clip: float) -> float:

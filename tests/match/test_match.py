@@ -356,6 +356,37 @@ def test_an_image_minus_itself_is_nothing():
     assert np.nanmax(np.abs(z)) < 0.5
 
 
+@pytest.mark.parametrize("wrong", [("science",), ("science", "reference")])
+def test_a_variance_that_is_too_large_is_not_called_shared_noise(wrong):
+    """Ten times the variance: the images agree too well, but the noise of one says nothing about that of the other."""
+    p = pair(seed=40, stars=80)
+    for role in wrong:
+        exposure = getattr(p, role)
+        setattr(p, role, exposure.with_(variance=10 * exposure.variance))
+    ctx = context()
+    kernel, _ = subtract(p, ctx)
+    assert "shared_noise" not in ctx.flags
+    said = ctx.flags["noise_overstated"]
+    level = {"science": 1.0, "reference": 1.0} | dict.fromkeys(wrong, 10**-0.5)
+    assert f"{level['science']:.2f} times (science) and {level['reference']:.2f} times (reference)" in said
+    assert kernel.at(128, 128).sum() == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_noise_that_is_shared_is_said_with_its_correlation(factor, figure):
+    """The science image is the reference and a little more noise, its own variance right or not."""
+    p = pair(seed=46, stars=80)
+    rng = np.random.default_rng(46)
+    more = rng.normal(0, 5, p.reference.shape).astype(np.float32)
+    p.science = p.reference.with_(image=p.reference.image + more, variance=(p.reference.variance + 25) * factor)
+    ctx = context()
+    subtract(p, ctx)
+    assert "shared_noise" in ctx.flags
+    truth = (100 / 125) ** 0.5
+    figure("correlation of noise that is shared", abs(ctx.metrics["noise_shared"] - truth), 0.02)
+    assert f"correlation of {ctx.metrics['noise_shared']:.2f}" in ctx.flags["shared_noise"]
+
+
 @pytest.mark.parametrize(
     ("photometric", "order", "contrast"),
     [("constant", 2, 0.0), ("varying", 2, 0.2), ("auto", 1, 0.2), ("auto", 2, 0.0)],

@@ -39,9 +39,10 @@ def test_a_single_item_is_named_after_its_first_file(file, name):
 def test_an_id_of_ones_own():
     pair = {"science": "/a.fits", "reference": "/b.fits"}
     assert items_of(pair, WANTED, "field-1")[0].id == "field-1"
-    for bad in ("../up", "a/b", ".hidden", "a b", "x" * 201):
-        with pytest.raises(InputError, match="cannot name a folder"):
+    for bad in ("../up", "a/b", ".hidden", "a b", "x" * 201, ""):
+        with pytest.raises(ConfigError, match="cannot name a folder") as caught:
             items_of(pair, WANTED, bad)
+        assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
