@@ -16,6 +16,7 @@ from skydelta.kernels.backend import Array, Backend
 from skydelta.kernels.convolve import bad_reach, convolve_field, convolve_tiles, correlated_square, fill_masked
 from skydelta.kernels.core.tiles import TileGrid
 from skydelta.kernels.masks import merge_masks
+from skydelta.kernels.polynomial import chebyshev_table, polynomial_exponents
 from skydelta.kernels.subtract import DOUBT
 
 if TYPE_CHECKING:
@@ -116,10 +117,11 @@ def apply(
 def tile_kernels(backend: Backend, kernel: MatchKernel, shape: tuple[int, int]) -> Array:
     """The kernel at the centre of each tile of `VARIANCE_TILE` px, made on the device: float32 (n_y, n_x, kh, kw)."""
     y, x = ((np.arange(-(-n // VARIANCE_TILE)) + 0.5) * VARIANCE_TILE - 0.5 for n in shape)
-    at_x, at_y = np.meshgrid(x, y)
-    phi = backend.asarray(kernel.spatial_terms(at_x.ravel(), at_y.ravel()).T)
-    images = backend.asarray(kernel.images.reshape(phi.shape[1], -1))
-    return (phi @ images).astype(np.float32).reshape(*at_x.shape, *kernel.shape)
+    degrees = np.array(polynomial_exponents(kernel.order))
+    u, v = (chebyshev_table(t, kernel.order)[:, k] for t, k in zip(kernel.domain.uv(x, y), degrees.T, strict=True))
+    phi = backend.asarray(v)[:, None] * backend.asarray(u)
+    images = backend.asarray(kernel.images.reshape(len(degrees), -1))
+    return (phi @ images).astype(np.float32).reshape(*phi.shape[:2], *kernel.shape)
 
 
 def doubt(moved: Exposure, filled: Array, good: Array) -> Array:

@@ -15,6 +15,7 @@ from skydelta.errors import InputError
 from skydelta.io.convolved import LEAK, LOST_WEIGHT, apply
 from skydelta.io.field import Domain, count_terms, polynomial_terms
 from skydelta.io.pairnoise import PairNoise
+from skydelta.kernels.backend import CPU, Array, Backend
 
 if TYPE_CHECKING:
     from skydelta.io.exposure import Exposure
@@ -179,9 +180,10 @@ class MatchKernel:
         """The kernel at (x, y): float64 (kh, kw)."""
         return self.render(np.atleast_1d(float(x)), np.atleast_1d(float(y)))[0]
 
-    def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """`at` for many positions: float64 (n, kh, kw)."""
-        return np.tensordot(self.spatial_terms(x, y), self.images, axes=(0, 0))
+    def render(self, x: np.ndarray, y: np.ndarray, backend: Backend = CPU) -> Array:
+        """`at` for many positions: float64 (n, kh, kw), made on the backend."""
+        terms, images = backend.asarray(self.spatial_terms(x, y)), backend.asarray(self.images)
+        return backend.xp.tensordot(terms, images, axes=(0, 0))
 
     def sums(self, x: np.ndarray | float, y: np.ndarray | float) -> np.ndarray:
         """Sum of the kernel, the flux scale, at the positions: float64 (n,)."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from skydelta.errors import InputError
 from skydelta.io.field import Domain, count_terms, polynomial_terms
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, Backend, backend_of
 
 
 @runtime_checkable
@@ -44,14 +44,14 @@ class PixelPsf:
     Attributes
     ----------
     coefficients : float64 (n_p, height, width)
-        Image of each spatial term, order as `polynomial_terms`.
+        Image of each spatial term, order as `polynomial_terms`. On any device, where `render` then works.
     order : int
         Total degree of the spatial polynomial; 0 is a constant PSF.
     domain : Domain
         Maps pixel positions to [-1, 1].
     """
 
-    coefficients: np.ndarray
+    coefficients: Array
     order: int
     domain: Domain
 
@@ -75,7 +75,7 @@ class PixelPsf:
 
     def render(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         phi = polynomial_terms(*self.domain.uv(x, y), self.order)
-        stamps = phi.T @ self.coefficients.reshape(len(phi), -1)
+        stamps = backend_of(self.coefficients).asarray(phi).T @ self.coefficients.reshape(len(phi), -1)
         stamps /= stamps.sum(axis=1)[:, None]
         return stamps.reshape(-1, *self.shape)
 
@@ -118,6 +118,13 @@ class GridPsf:
         across, down = backend.asarray(np.stack([fx, fy])[:, :, None, None])
         a, b, c, d = (nodes.take(k, axis=0) for k in corners)
         return _mixed(_mixed(a, b, across), _mixed(c, d, across), down)
+
+
+def on_device(psf: Psf, backend: Backend) -> Psf:
+    """The same PSF where the stamps of many positions are wanted; one that is not made of pixels stays as it is."""
+    if isinstance(psf, PixelPsf):
+        return replace(psf, coefficients=backend.asarray(psf.coefficients))
+    return replace(psf, stamps=backend.asarray(psf.stamps)) if isinstance(psf, GridPsf) else psf
 
 
 def _mixed(a: Array, b: Array, share: Array) -> Array:

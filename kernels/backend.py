@@ -60,17 +60,19 @@ class Backend:
     def ndimage(self) -> ModuleType:
         return _module("cupyx.scipy.ndimage" if self.is_gpu else "scipy.ndimage")
 
-    def cholesky(self, a: Array) -> Array:
+    def cholesky(self, a: Array, least: float = 0.0) -> Array:
         """Lower factor of a symmetric, positive definite float64 matrix (n, n); above its diagonal stands anything.
 
         Raises
         ------
         numpy.linalg.LinAlgError
-            Not positive definite.
+            Not positive definite, or a pivot is not above ``least``.
         """
         if self.is_gpu:
-            return _module("skydelta.kernels.cuda.linalg").cholesky(a)
-        return _module("scipy.linalg").cholesky(a, lower=True, check_finite=False)
+            return _module("skydelta.kernels.cuda.linalg").cholesky(a, least)
+        factor = _module("scipy.linalg").cholesky(a, lower=True, check_finite=False)
+        check_pivots(np.diagonal(factor), least)
+        return factor
 
     def cholesky_solve(self, factor: Array, b: Array) -> Array:
         """x of L L^T x = b with a factor of `cholesky`: float64, of b's shape (n,) or (n, k)."""
@@ -102,6 +104,13 @@ class Backend:
 
 
 CPU = Backend("cpu", asked="cpu")
+
+
+def check_pivots(diagonal: np.ndarray, least: float) -> None:
+    """Raise `numpy.linalg.LinAlgError` where a square of the diagonal (n,) of a Cholesky factor is not above this."""
+    if len(diagonal) and not diagonal.min() ** 2 > least:
+        raise np.linalg.LinAlgError(f"a pivot of {diagonal.min() ** 2:g}")
+
 
 SMALL = 1 << 16
 """Bytes that the driver takes into its command buffer: sent so, an array costs a fraction of a staged copy."""

@@ -8,12 +8,14 @@ y_s, and the system is A = sum_s (phi_s phi_s^T) kron Q_s. Rejecting a stamp tou
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.core.devices import constant
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 from skydelta.kernels.polynomial import chebyshev, polynomial_exponents
 
@@ -100,7 +102,7 @@ def stamp_sums(
     weight: Array,
     variance: Array,
     gram: np.ndarray,
-    uv: tuple[np.ndarray, np.ndarray],
+    uv: Array | tuple[np.ndarray, np.ndarray],
     order: int,
     rows: np.ndarray,
     columns: np.ndarray,
@@ -120,8 +122,8 @@ def stamp_sums(
         Of the image to convolve.
     gram : float64 (n_b, n_b)
         Covariance of the basis planes for unit noise: sum_u B_b(u) (rho (x) B_b')(u).
-    uv : float64 (n, m), float64 (n, m)
-        Field coordinates in [-1, 1] of the columns and the rows of each stamp.
+    uv : float64 (2, n, m)
+        Field coordinates in [-1, 1] of the columns and the rows of each stamp; on any device.
     order : int
         Total degree of the background.
     rows, columns, pairs
@@ -134,7 +136,7 @@ def stamp_sums(
     backend = backend_of(stamps)
     xp, stamps = backend.xp, backend.asarray(stamps)
     (n, m), n_b, exponents = target.shape[:2], len(pairs), polynomial_exponents(order)
-    chebyshevs = chebyshev(backend.asarray(np.stack(uv)), order)  # (2, n, m) each
+    chebyshevs = chebyshev(backend.asarray(uv), order)  # (2, n, m) each
     t = n_b + len(exponents)
     w = weight.reshape(n, -1).astype(np.float64)
     root = xp.sqrt(w)[:, None]
@@ -202,35 +204,29 @@ class System:
 
     def __init__(self, sums: StampSums, phi: np.ndarray, layout: Layout) -> None:
         backend = backend_of(sums.products)
-        xp = backend.xp
-        t, n_p = layout.free.shape
-        side = t + 1
-        term, spatial = np.nonzero(layout.free)
+        xp, n_p = backend.xp, phi.shape[1]
         one, two = np.triu_indices(n_p)
-        pair = np.empty((n_p, n_p), np.int64)
-        pair[one, two] = pair[two, one] = np.arange(len(one))
-        self.sums, self.layout, self._terms, self._backend = sums, layout, n_p, backend
+        self.sums, self._terms, self._backend = sums, n_p, backend
         # every stamp's products of two spatial terms, its terms, and a 1 for the target: one upload
         self._factors = backend.asarray(
             np.concatenate([phi[:, one] * phi[:, two], phi, np.ones((len(phi), 1))], axis=1)
         )
         self._phi = self._factors[:, len(one) : -1]
         self._rows = self._factors[:, len(one) :] / xp.sqrt(xp.maximum(sums.pixels, 1))[:, None]
-        # sums over stamps are numbered (pair of spatial terms, or one, local term, local term or target)
-        parts = (
-            spatial * n_p,
-            spatial,
-            term * side,
-            term,
-            (len(one) + spatial) * side**2 + term * side + t,
-            spatial * side + term,
-            pair.ravel() * side**2,
-        )
-        index, bounds = backend.asarray(np.concatenate(parts)), np.cumsum([len(p) for p in parts])[:-1].tolist()
-        first, p, row, column, self._right, self._place, place_of = xp.split(index, bounds)
-        self._entry = place_of.take(first[:, None] + p) + (row[:, None] + column)
-        self._table = xp.zeros((n_p + 1, side))
-        self._table[n_p, t] = -1
+        self._lay(layout)
+
+    def _lay(self, layout: Layout) -> None:
+        t = len(layout.free)
+        self.layout = layout
+        self._entry, self._right, self._place = _places(self._backend, layout.free.tobytes(), t, self._terms)
+        self._table = self._backend.xp.zeros((self._terms + 1, t + 1))
+        self._table[self._terms, t] = -1
+
+    def relaid(self, layout: Layout) -> System:
+        """The same stamps with other free parameters."""
+        other = copy(self)
+        other._lay(layout)
+        return other
 
     def assemble(self, use: np.ndarray) -> tuple[Array, Array]:
         """float64 (size, size) and (size,) from the stamps of ``use``, bool (n,) on the host."""
@@ -265,6 +261,30 @@ class System:
 
     def _weights(self, use: np.ndarray) -> Array:
         return self._backend.asarray(use.astype(float))[:, None]
+
+
+@lru_cache(8)
+def _places(backend: Backend, free: bytes, t: int, n_p: int) -> tuple[Array, Array, Array]:
+    """Where a `System` of t local terms with these free ones of its (t, n_p) products finds what it needs.
+
+    Sums over stamps are numbered (pair of spatial terms, or one, local term, local term or target).
+
+    Returns
+    -------
+    entry, right : int64 (size, size), (size,)
+        Numbers of the sums that make the matrix and the right-hand side.
+    place : int64 (size,)
+        Of the parameters in a table of spatial by local terms and target.
+    """
+    side = t + 1
+    term, spatial = np.nonzero(np.frombuffer(free, bool).reshape(t, n_p))
+    one, two = np.triu_indices(n_p)
+    pair = np.empty((n_p, n_p), np.int64)
+    pair[one, two] = pair[two, one] = np.arange(len(one))
+    entry = pair[spatial[:, None], spatial] * side**2 + (term[:, None] * side + term)
+    right = (len(one) + spatial) * side**2 + term * side + t
+    made = (constant(a, backend) for a in (entry, right, spatial * side + term))
+    return next(made), next(made), next(made)
 
 
 @dataclass(frozen=True)
@@ -319,20 +339,17 @@ def solve(a: Array, b: Array, tolerance: float = 1e-13) -> Solution:
     scale = 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, np.inf))
     matrix = a * scale[:, None] * scale
     try:
-        factor = backend.cholesky(matrix)
-        sound = bool(xp.diagonal(factor).min() ** 2 > PIVOT)
+        factor = backend.cholesky(matrix, PIVOT)
     except np.linalg.LinAlgError:
-        sound = False
-    if sound:
+        values, vectors = xp.linalg.eigh(matrix)
+        on_host = to_host(values)
+        cut = int((on_host <= tolerance * on_host[-1]).sum())  # ascending: the ones to cut come first
+        vectors = vectors[:, cut:] * scale[:, None]
+        covariance = (vectors / values[cut:]) @ vectors.T
+        return Solution(covariance @ b, len(a) - cut, covariance.__matmul__, matrix, scale)
 
-        def inverse(right: Array) -> Array:
-            by = scale if right.ndim == 1 else scale[:, None]
-            return by * backend.cholesky_solve(factor, by * right)
+    def inverse(right: Array) -> Array:
+        by = scale if right.ndim == 1 else scale[:, None]
+        return by * backend.cholesky_solve(factor, by * right)
 
-        return Solution(inverse(b), len(a), inverse, matrix, scale)
-    values, vectors = xp.linalg.eigh(matrix)
-    on_host = to_host(values)
-    cut = int((on_host <= tolerance * on_host[-1]).sum())  # ascending: the ones to cut come first
-    vectors = vectors[:, cut:] * scale[:, None]
-    covariance = (vectors / values[cut:]) @ vectors.T
-    return Solution(covariance @ b, len(a) - cut, covariance.__matmul__, matrix, scale)
+    return Solution(inverse(b), len(a), inverse, matrix, scale)

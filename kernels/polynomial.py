@@ -55,13 +55,26 @@ def chebyshev(t: Array, order: int) -> list[Array]:
     return out[: order + 1]
 
 
-def polynomial_plane(backend: Backend, coefficients: np.ndarray, order: int, u: np.ndarray, v: np.ndarray) -> Array:
-    """sum_p c_p T_i(u) T_j(v) on the grid of columns u (..., W) and rows v (..., H): float32 (..., H, W).
+def chebyshev_table(t: Array, order: int) -> Array:
+    """`chebyshev` of t as one array: float64 (..., order + 1)."""
+    return backend_of(t).xp.stack(chebyshev(t, order), axis=-1)
+
+
+def polynomial_plane(coefficients: np.ndarray, order: int, columns: Array, rows: Array) -> Array:
+    """sum_p c_p T_i(u) T_j(v) on the grid of columns u and rows v: float32 (..., H, W), where these are.
 
     No term is made as a plane of its own.
+
+    Parameters
+    ----------
+    coefficients : float64 (n_p,)
+    order : int
+    columns, rows : float64 (..., W, k), (..., H, k)
+        `chebyshev_table` of u and of v to this order or a higher one.
     """
-    rows = np.stack(chebyshev(v, order), axis=-1) @ degree_table(coefficients, order)
-    return product_plane(backend, rows, np.stack(chebyshev(u, order), axis=-2))
+    backend, first = backend_of(rows), slice(order + 1)
+    rows = rows[..., first] @ backend.asarray(degree_table(coefficients, order))
+    return product_plane(backend, rows, columns[..., first].swapaxes(-1, -2))
 
 
 def degree_table(coefficients: np.ndarray, order: int) -> np.ndarray:

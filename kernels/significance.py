@@ -39,9 +39,9 @@ class Kernels:
     Attributes
     ----------
     match : float64 (n, kh, kw)
-        Matching kernel at the tile centre, on the host.
+        Matching kernel at the tile centre.
     psf : float64 (n, ph, pw)
-        PSF of the difference, on the host.
+        PSF of the difference.
     level_fixed, level_moved : float64 (n,)
         Noise variance in blank sky of the image that is not convolved, and of the one that is; on the device.
     correlation_fixed, correlation_moved : (2 l + 1, 2 l + 1) or None
@@ -50,8 +50,8 @@ class Kernels:
         Half-size of the matched filter, px.
     """
 
-    match: np.ndarray
-    psf: np.ndarray
+    match: Array
+    psf: Array
     level_fixed: Array
     level_moved: Array
     correlation_fixed: np.ndarray | None

@@ -409,7 +409,10 @@ def _smooth_field(
     # the first one is a constant
     solution = np.array([median(values), 0, 0, 0, 0, 0])
     for step in range(6):
-        spread, count, changed, normal, right = _field_step(basis, values, solution, kept, residual)
+        _residuals(basis, values, solution, residual)
+        left = residual[kept]
+        spread = 1.4826 * float(median(np.abs(left - median(left))))
+        count, changed, normal, right = _field_step(basis, values, residual, max(3 * spread, 0.02), kept)
         if count < 12 or (step and not changed):
             break
         # least norm where the stars lie on a line
@@ -418,17 +421,21 @@ def _smooth_field(
 
 
 @serial
-def _field_step(basis, values, solution, kept, residual):
-    """Scatter of the values kept around a solution, those to keep now (in place; their number and whether they are
-    others than before), and the normal equations of these. ``basis`` is (n, n_p)."""
+def _residuals(basis, values, solution, residual):
+    """What a solution leaves of values (n,), in place; ``basis`` is (n, n_p)."""
     n, n_p = basis.shape
     for i in range(n):
         residual[i] = values[i]
         for p in range(n_p):
             residual[i] -= solution[p] * basis[i, p]
-    left = residual[kept]
-    spread = 1.4826 * np.median(np.abs(left - np.median(left)))
-    limit, count, changed = max(3 * spread, 0.02), 0, False
+
+
+@serial
+def _field_step(basis, values, residual, limit, kept):
+    """Which values to keep now (in place; their number and whether they are others than before), and the normal
+    equations of these. ``basis`` is (n, n_p)."""
+    n, n_p = basis.shape
+    count, changed = 0, False
     normal, right = np.zeros((n_p, n_p)), np.zeros(n_p)
     for i in range(n):
         keep = abs(residual[i]) <= limit
@@ -443,4 +450,4 @@ def _field_step(basis, values, solution, kept, residual):
     for p in range(n_p):
         for q in range(p):
             normal[q, p] = normal[p, q]
-    return spread, count, changed, normal, right
+    return count, changed, normal, right

@@ -95,7 +95,8 @@ def map_tiles(
             out[(..., *tile.core.slices)] = copy_to(core, home)
 
     _each_tile(function, inputs, grid, devices, store)
-    home.synchronize()
+    if not _at_home(inputs, devices):
+        home.synchronize()
     return out
 
 
@@ -150,6 +151,11 @@ def exchange_halos(bands: Sequence[Array], halo: int) -> None:
             above[above.shape[0] - halo :] = copy_to(below[halo : 2 * halo], up)
 
 
+def _at_home(inputs: Sequence[Array], devices: DeviceSet) -> bool:
+    """Whether all is done where the inputs are, in the order of the current stream: nothing is waited for then."""
+    return len({backend.name for backend in (*devices.devices, *map(backend_of, inputs))}) == 1
+
+
 def _each_tile(
     function: TileFunction,
     inputs: Sequence[Array],
@@ -158,14 +164,14 @@ def _each_tile(
     store: Callable[[Tile, Array], None],
 ) -> None:
     tiles = list(grid)
-    for source in inputs:
+    at_home = _at_home(inputs, devices)
+    for source in () if at_home else inputs:
         backend_of(source).synchronize()
     splits = _splits.get()
 
     def work(device: Backend, band: range) -> None:
         # Two streams: a tile is sent and computed while the one before it is fetched. At home nothing is sent, and the
         # memory pool serves the current stream best.
-        at_home = all(backend_of(source).name == device.name for source in inputs)
         alternate = itertools.cycle([None, None] if at_home else streams(device, 2))
         waiting: tuple[Any, Tile, Array] | None = None
         todo = deque(tiles[i] for i in band)

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, cupy
+from skydelta.kernels.backend import Array, check_pivots, cupy
 
 
 @functools.cache
@@ -19,16 +19,21 @@ def _library() -> tuple[ModuleType, int]:
     return cusolver, cublas.CUBLAS_FILL_MODE_UPPER
 
 
-def cholesky(a: Array) -> Array:
+def cholesky(a: Array, least: float = 0.0) -> Array:
     """As `Backend.cholesky`; waits for the device, which alone knows whether there is a factor."""
     xp, (library, triangle), n = cupy(), _library(), len(a)
     handle = xp.cuda.device.get_cusolver_handle()
-    factor, failed = a.astype(np.float64, order="C", copy=True), xp.empty(1, np.int32)
+    # the diagonal and, behind it, what the library says of the factor: one copy to the host
+    factor, outcome = a.astype(np.float64, order="C", copy=True), xp.empty(n + 1)
+    failed = outcome[n:].view(np.int32)
     size = library.dpotrf_bufferSize(handle, triangle, n, factor.data.ptr, n)
     work = xp.empty(size)
     library.dpotrf(handle, triangle, n, factor.data.ptr, n, work.data.ptr, size, failed.data.ptr)
-    if place := int(failed.get()[0]):
+    outcome[:n] = xp.diagonal(factor)
+    found = outcome.get()
+    if place := int(found[n:].view(np.int32)[0]):
         raise np.linalg.LinAlgError(f"the leading minor of order {place} is not positive definite")
+    check_pivots(found[:n], least)
     return factor
 
 

@@ -76,7 +76,7 @@ class Difference(Stage[DifferenceConfig]):
     """
 
     name = "difference"
-    version = 3
+    version = 4
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance and PSF"),
         "reference": Port(Exposure, "aligned, sky-subtracted reference with variance and PSF"),

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from skydelta.io.matchkernel import MatchKernel
-from skydelta.io.psf import GridPsf, Psf, fwhm
+from skydelta.io.psf import GridPsf, Psf, fwhm, on_device
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.core.tiles import TileGrid
@@ -53,8 +53,9 @@ def score(
     side = int(np.clip(-(-max(shape) // ACROSS), SMALLEST, TILE))
     grid = TileGrid(shape, side)
     x, y = grid.centres()
-    kernels, psfs = kernel.render(x, y), psf.render(x, y)
-    reach = int(np.ceil(FILTER * fwhm(psfs[len(psfs) // 2])))
+    middle, backend = len(grid) // 2, backend_of(planes.difference)
+    kernels, psfs = kernel.render(x, y, backend), on_device(psf, backend).render(x, y)
+    reach = int(np.ceil(FILTER * fwhm(psf.at(x[middle], y[middle]))))
     reach = min(reach, psfs.shape[-1] // 2)
     # the whitened PSF is cut at `reach`: its ingredients are needed a little further only
     beyond = max(psfs.shape[-1] // 2 - 2 * reach, 0)
@@ -74,17 +75,17 @@ def sky_levels(planes: Planes, grid: TileGrid, around: int) -> Array:
     A tile without usable pixels gets the mean of the others: its output is NaN anyway.
     """
     backend = backend_of(planes.difference)
-    xp, samples = backend.xp, []
+    xp, samples, inside = backend.xp, [], []
     for axis, length in enumerate(grid.shape):
         edges = np.array(grid.edges(axis))
         starts, window = edges[:-1], next_fast_len(int(np.diff(edges).max()) + 2 * around, True)
-        samples.append(starts[:, None] - around + np.arange(0, window, max(1, window // SAMPLES)))
-        inside = (samples[-1] >= 0) & (samples[-1] < length)
-        samples[-1] = np.where(inside, samples[-1], -1)
-    rows, columns = (backend.asarray(s) for s in samples)
-    at = xp.maximum(rows, 0)[:, None, :, None], xp.maximum(columns, 0)[None, :, None, :]
-    good = planes.usable[at] & (rows >= 0)[:, None, :, None] & (columns >= 0)[None, :, None, :]
-    values = xp.stack([xp.where(good, plane[at], np.float32(np.inf)) for plane in (planes.fixed, planes.moved)])
+        at = starts[:, None] - around + np.arange(0, window, max(1, window // SAMPLES))
+        inside.append(backend.asarray((at >= 0) & (at < length)))
+        samples.append(backend.asarray(np.clip(at, 0, length - 1) * (1 if axis else grid.shape[1])))
+    place = samples[0][:, None, :, None] + samples[1][None, :, None, :]
+    good = planes.usable.ravel().take(place) & inside[0][:, None, :, None] & inside[1][None, :, None, :]
+    sampled = (plane.ravel().take(place) for plane in (planes.fixed, planes.moved))
+    values = xp.stack([xp.where(good, plane, np.float32(np.inf)) for plane in sampled])
     values = xp.sort(values.reshape(2, len(grid), -1), axis=-1)
     count = good.reshape(len(grid), -1).sum(axis=1)
     middle = xp.stack([xp.maximum(count - 1, 0) // 2, count // 2], axis=-1)[None]

@@ -17,7 +17,8 @@ from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.pairnoise import PairNoise
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.convolve import smeared
-from skydelta.kernels.normal_equations import System, budget, stamp_sums
+from skydelta.kernels.normal_equations import Layout, System, budget, stamp_sums
+from skydelta.kernels.polynomial import chebyshev_table
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.common import shared_light
@@ -27,6 +28,7 @@ from skydelta.stages.match.fit import (
     Fit,
     Trial,
     chosen_order,
+    clipped,
     fit,
     layout,
     scale_varies,
@@ -34,9 +36,9 @@ from skydelta.stages.match.fit import (
 )
 from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
-from skydelta.stages.match.residuals import changed, residuals, stamp_chi2
+from skydelta.stages.match.residuals import changed, residuals, stamp_chi2, stamp_coordinates
 from skydelta.stages.match.skylevel import with_sky
-from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, weight_margin
+from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, smoothed, weight_margin
 from skydelta.stages.match.stored import check_grid, corners_of
 from skydelta.stages.noise import pair_noise
 from skydelta.stages.psf import field_fwhm
@@ -182,7 +184,9 @@ class Match(Stage[MatchConfig]):
         chi2, slope = np.zeros(0), float("nan")
         if len(chosen):
             stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
-            weight, slope = model_weights(stamps, float(kernel.sums(*kernel.domain.centre)[0]), width)
+            weight, slope = model_weights(
+                stamps, smoothed(stamps, width), float(kernel.sums(*kernel.domain.centre)[0]), width
+            )
             left = residuals(kernel, stamps, chosen)
             chi2 = stamp_chi2(left, weight)
             field_quality(ctx, kernel, chosen, chosen.held_out, stamps.broad, left, weight)
@@ -243,9 +247,9 @@ class Match(Stage[MatchConfig]):
         if not len(chosen):
             raise _no_stamp(f"none of the {len(stars)} stars of the {direction} image can be a stamp", stars, chosen)
         stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
-        fitted = ~chosen.held_out
+        fitted, light = ~chosen.held_out, smoothed(stamps, width)
         if not ctx.failures:  # of images that are not aligned
-            seen, like = shared_light(stamps, width, broad_fwhm)
+            seen, like = shared_light(stamps, light, width, broad_fwhm)
             if not (seen & like & fitted).any():
                 shown = f"{len(chosen)} of the {len(stars)} stars of the {direction} image can be stamps, none of"
                 raise _no_stamp(f"{shown} which has enough light in the other image, in its place", stars, chosen)
@@ -259,10 +263,10 @@ class Match(Stage[MatchConfig]):
         background_order = supported_order(self.config.background_order, count)
         basis = orthonormal(gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS), sharp_fwhm / 2.3548)
         images, domain = basis.images(), Domain.of(sharp.shape)
-        weight, slope = model_weights(stamps, scale, width)
+        weight, slope = model_weights(stamps, light, scale, width)
         ratio = scale if direction == "reference" else 1 / scale
-        o = np.arange(-stamp, stamp + 1)
-        uv = domain.uv(chosen.x[:, None] + o, chosen.y[:, None] + o)
+        uv = stamp_coordinates(sharp.backend, domain, chosen, 2 * stamp + 1)
+        along = chebyshev_table(uv, self.config.background_order)
         sums = stamp_sums(
             stamps.within(half),
             stamps.broad,
@@ -279,34 +283,36 @@ class Match(Stage[MatchConfig]):
         )
         phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
 
-        def system(varying: bool) -> System:
-            return System(sums, phi, layout(basis.size, count_terms(background_order), order, varying))
+        def free(varying: bool) -> Layout:
+            return layout(basis.size, count_terms(background_order), order, varying)
 
         varies, clip = self.config.photometric == "varying", self.config.clip
-        result = fit(Trial.of(system(varies), fitted), fitted, clip)
-        if self.config.photometric == "auto" and order and result.used.sum() >= JUDGES * phi.shape[1]:
-            trial = Trial.of(system(True), result.used)
-            if scale_varies(result, trial):
-                varies, result = True, fit(trial, fitted, clip)
+        trial = clipped(Trial.of(System(sums, phi, free(varies)), fitted), fitted, clip)
+        if self.config.photometric == "auto" and order and trial.used.sum() >= JUDGES * phi.shape[1]:
+            other = Trial.of(trial.system.relaid(free(True)), trial.used)
+            if scale_varies(trial, other):
+                varies, trial = True, clipped(other, fitted, clip)
+        result = fit(trial)
         ctx.metric("flux_ratio_varies", varies and order > 0)
         pixels = to_host(sums.pixels)
 
         def made() -> tuple[MatchKernel, Array]:
             kernel = _kernel(direction, images, result, order, background_order, domain)
             kernel = with_sky(kernel, noise, self.config.background_order, int(pixels[result.used].sum()))
-            return kernel, residuals(kernel, stamps, chosen)
+            return kernel, residuals(kernel, stamps, chosen, along)
 
         kernel, left = made()
         varied = changed(left, weight, broad_fwhm, result.used) & fitted
         if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
             # what has changed on a star is no business of the kernel's; which others it led to drop is open again
             fitted = fitted & ~varied
-            result = fit(Trial.of(result.system, fitted), fitted, clip)
+            result = fit(clipped(Trial.of(result.system, fitted), fitted, clip))
             kernel, left = made()
         kernel = replace(
             kernel,
             covariance=to_host(result.solution.covariance),
             condition=result.solution.condition,
+            parameters=_names(result.system.layout, len(images)),
             **_judged(chosen, result.chi2, result.used, kernel.sums(chosen.x, chosen.y)),
         )
         ctx.metric("stamps_changed", int((varied | unlike).sum()))
@@ -371,8 +377,7 @@ def _kernel(
     direction: str, images: np.ndarray, result: Fit, order: int, background_order: int, domain: Domain
 ) -> MatchKernel:
     """The kernel alone; what tells how good it is comes with the last one."""
-    n_b, free = len(images), result.system.layout
-    term, spatial = (i.tolist() for i in np.nonzero(free.free))
+    n_b = len(images)
     return MatchKernel(
         direction=direction,
         basis=images,
@@ -381,10 +386,15 @@ def _kernel(
         background=result.table[n_b:, 0],
         background_order=background_order,
         domain=domain,
-        parameters=tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in zip(term, spatial, strict=True)),
         rank=result.solution.rank,
-        size=free.size,
+        size=result.system.layout.size,
     )
+
+
+def _names(free: Layout, n_b: int) -> tuple[str, ...]:
+    """Of the free parameters, n_b of whose local terms are of the basis."""
+    pairs = zip(*(i.tolist() for i in np.nonzero(free.free)), strict=True)
+    return tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in pairs)
 
 
 def _judged(chosen: Selection, chi2: np.ndarray, used: np.ndarray, sums: np.ndarray) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.backend import backend_of, to_host
-from skydelta.stages.match.stamps import Stamps, smoothed
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.stages.match.stamps import Stamps
 from skydelta.stages.robust import median
 
 SEEN = 5.0
@@ -22,7 +22,7 @@ JUDGES = 3
 """Stamps that show in both images needed to tell which of them is not like the others."""
 
 
-def shared_light(stamps: Stamps, spread: float, fwhm: float) -> tuple[np.ndarray, np.ndarray]:
+def shared_light(stamps: Stamps, light: Array, spread: float, fwhm: float) -> tuple[np.ndarray, np.ndarray]:
     """Compare the light in the middle of each stamp between the two images.
 
     A fit cannot tell: where stamps are few, a bright source that only one image has outweighs all others, and the
@@ -33,7 +33,8 @@ def shared_light(stamps: Stamps, spread: float, fwhm: float) -> tuple[np.ndarray
     Parameters
     ----------
     stamps : Stamps
-        With a margin of at least `weight_margin` (spread).
+    light : float32 (n, m, m)
+        `smoothed` with this spread.
     spread : float
         Gaussian matching width, px.
     fwhm : float
@@ -49,7 +50,7 @@ def shared_light(stamps: Stamps, spread: float, fwhm: float) -> tuple[np.ndarray
     plain = np.exp(-(o[:, None] ** 2 + o**2) / (2 * sigma**2))
     g, norm = backend_of(stamps.sharp).asarray(plain.astype(np.float32)), float((plain**2).sum())
     planes = (
-        g * smoothed(stamps, spread),
+        g * light,
         g * stamps.broad,
         g * g * stamps.sharp_variance,
         g * g * stamps.broad_variance,

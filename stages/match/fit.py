@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import chi2 as chi2_distribution
+from scipy.special import chdtri
 
 from skydelta.io.field import count_terms
 from skydelta.kernels.backend import to_host
@@ -101,8 +101,8 @@ class Trial:
         return cls(system, used, solution, to_host(system.chi2(solution.parameters)))
 
 
-def fit(trial: Trial, candidates: np.ndarray, clip: float) -> Fit:
-    """Fit and clip until the stamps in use are those that are no outliers.
+def clipped(trial: Trial, candidates: np.ndarray, clip: float) -> Trial:
+    """Solve and clip until the stamps in use are those that are no outliers.
 
     Parameters
     ----------
@@ -118,6 +118,11 @@ def fit(trial: Trial, candidates: np.ndarray, clip: float) -> Fit:
         if np.array_equal(left, trial.used) or left.sum() < max(2, candidates.sum() // 2):
             break
         trial = Trial.of(trial.system, left)
+    return trial
+
+
+def fit(trial: Trial) -> Fit:
+    """What follows from the last of the trials."""
     system, used, plain = trial.system, trial.used, trial.chi2
     quiet = bool(median(plain[used]) < QUIET)
     best, chi2 = trial.solution.parameters, plain
@@ -133,7 +138,7 @@ def _limit(chi2: np.ndarray, clip: float) -> float:
     return float(centre + clip * max(1.4826 * median(np.abs(chi2 - centre)), FLOOR * centre))
 
 
-def scale_varies(result: Fit, trial: Trial) -> bool:
+def scale_varies(plain: Trial, trial: Trial) -> bool:
     """Whether the stamps ask for a photometric scale that varies: the likelihood ratio of two nested fits.
 
     Its fall in chi2, in units of the noise left, would follow a chi2 distribution with a degree of freedom for each
@@ -141,12 +146,12 @@ def scale_varies(result: Fit, trial: Trial) -> bool:
 
     Parameters
     ----------
-    result : Fit
+    plain : Trial
         With one flux ratio for the field.
     trial : Trial
         With a ratio that varies, of the same stamps.
     """
     pixels = to_host(trial.system.sums.pixels)
-    fall = float(((result.plain - trial.chi2) * pixels)[result.used].sum())
-    noise = max(1.0, float(median(trial.chi2[result.used])))
-    return fall > noise * float(chi2_distribution.isf(CHANCE, trial.system.layout.size - result.system.layout.size))
+    fall = float(((plain.chi2 - trial.chi2) * pixels)[plain.used].sum())
+    noise = max(1.0, float(median(trial.chi2[plain.used])))
+    return fall > noise * float(chdtri(trial.system.layout.size - plain.system.layout.size, CHANCE))

@@ -81,7 +81,7 @@ def _sums(model: Array, left: Array, w: Array) -> np.ndarray:
     slopes = [(model[:, 1:-1, 2:] - model[:, 1:-1, :-2]) / 2, (model[:, 2:, 1:-1] - model[:, :-2, 1:-1]) / 2]
     m, r, v = model[inner], left[inner], w[inner]
     products = [v * m * r, v * m * m, *(v * s * r for s in slopes), *(v * s * s for s in slopes)]
-    return to_host(xp.stack([p.sum(axis=(1, 2), dtype=np.float64) for p in products]))
+    return to_host(xp.stack(products).sum(axis=(2, 3), dtype=np.float64))
 
 
 def _scale(own: np.ndarray, off: np.ndarray, norm: np.ndarray, here: np.ndarray) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from skydelta.io.field import Domain
 from skydelta.io.matchkernel import MatchKernel
-from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.polynomial import polynomial_plane
+from skydelta.kernels.backend import Array, Backend, backend_of, to_host
+from skydelta.kernels.polynomial import chebyshev_table, polynomial_plane
 from skydelta.stages.match.stamps import Selection, Stamps
 
 CHANGED = 4.5
@@ -17,13 +18,15 @@ UNUSUAL = 4.0
 """And robust standard deviations above that of the other stamps: a bad kernel leaves something everywhere."""
 
 
-def residuals(kernel: MatchKernel, stamps: Stamps, at: Selection) -> Array:
+def residuals(kernel: MatchKernel, stamps: Stamps, at: Selection, along: Array | None = None) -> Array:
     """What is left of each stamp with the kernel at its middle: float32 (n, m, m) where the stamps are.
 
     Parameters
     ----------
     stamps : Stamps
         With a margin of at least half the kernel.
+    along : float64 (2, n, m, k), optional
+        `chebyshev_table` of `stamp_coordinates`, where the stamps are, to the order of the background at least.
     """
     backend = backend_of(stamps.broad)
     fft, (h, w) = backend.fft, kernel.shape
@@ -31,14 +34,19 @@ def residuals(kernel: MatchKernel, stamps: Stamps, at: Selection) -> Array:
     sharp = stamps.within(pad)
     # what wraps around stays outside of the part that is used
     side = fft.next_fast_len(sharp.shape[1], True)
-    terms, images = backend.asarray(kernel.spatial_terms(at.x, at.y)), backend.asarray(kernel.images)
-    kernels = backend.xp.tensordot(terms, images, axes=(0, 0)).astype(np.float32)
+    kernels = kernel.render(at.x, at.y, backend).astype(np.float32)
     full = fft.irfft2(fft.rfft2(sharp, (side, side)) * fft.rfft2(kernels, (side, side)), (side, side))
     j, i = pad + h // 2, pad + w // 2
-    o = np.arange(m) - m // 2
-    u, v = kernel.domain.uv(at.x[:, None] + o, at.y[:, None] + o)
-    background = polynomial_plane(backend, kernel.background, kernel.background_order, u, v)
+    if along is None:
+        along = chebyshev_table(stamp_coordinates(backend, kernel.domain, at, m), kernel.background_order)
+    background = polynomial_plane(kernel.background, kernel.background_order, *along)
     return stamps.broad - full[:, j : j + m, i : i + m] - background
+
+
+def stamp_coordinates(backend: Backend, domain: Domain, at: Selection, side: int) -> Array:
+    """Field coordinates of the columns, then of the rows of stamps of this side: float64 (2, n, side)."""
+    o = np.arange(side) - side // 2
+    return backend.asarray(np.stack(domain.uv(at.x[:, None] + o, at.y[:, None] + o)))
 
 
 def stamp_chi2(left: Array, weight: Array) -> np.ndarray:

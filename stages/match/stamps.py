@@ -136,7 +136,7 @@ def smoothed(stamps: Stamps, spread: float) -> Array:
     return full[:, pad : full.shape[1] - pad, pad : full.shape[2] - pad]
 
 
-def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, float]:
+def model_weights(stamps: Stamps, light: Array, scale: float, spread: float) -> tuple[Array, float]:
     """Inverse variance of the difference in each stamp from a model, never from the noisy pixels themselves.
 
     V = v_0 + g m with v_0 the stamp's sky variance, m the expected signal (the sharp image smoothed to the broad
@@ -145,6 +145,8 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
 
     Parameters
     ----------
+    light : float32 (n, m, m)
+        `smoothed` with this spread.
     scale : float
         Flux ratio broad / sharp.
     spread : float
@@ -156,7 +158,7 @@ def model_weights(stamps: Stamps, scale: float, spread: float) -> tuple[Array, f
     """
     xp = backend_of(stamps.sharp).xp
     total = stamps.broad_variance + np.float32(scale**2 / (4 * np.pi * spread**2)) * stamps.sharp_variance
-    signal = xp.maximum(smoothed(stamps, spread) * np.float32(scale), 0)
+    signal = xp.maximum(light * np.float32(scale), 0)
     # the clipped median of a stamp's variance is that of its sky
     n, m = total.shape[:2]
     sky = cell_statistics(total.reshape(-1, m), xp.ones((n * m, m), bool), m)[0].reshape(n, 1, 1)

@@ -19,6 +19,7 @@ import numpy as np
 
 from skydelta.io import field
 from skydelta.kernels import backend as backends
+from skydelta.kernels import normal_equations
 from skydelta.kernels.core import fused, spec
 
 
@@ -242,8 +243,8 @@ def install(monkeypatch):
 
     plain_module, host = backends._module, backends.CPU
 
-    def cholesky(a):
-        return wrap(host.cholesky(strip(a)))
+    def cholesky(a, least=0.0):
+        return wrap(host.cholesky(strip(a), least))
 
     def cholesky_solve(factor, b):
         return wrap(host.cholesky_solve(strip(factor), strip(b)))
@@ -258,6 +259,7 @@ def install(monkeypatch):
     monkeypatch.setattr(backends, "_module", library)
     # what it keeps for the next image would outlive the stand-in
     monkeypatch.setattr(field, "_along", field._along.__wrapped__)
+    monkeypatch.setattr(normal_equations, "_places", normal_equations._places.__wrapped__)
     monkeypatch.setattr(backends, "_kinds", {})
     monkeypatch.setattr(backends.Backend, "asarray", asarray)
     monkeypatch.setattr(spec, "resolve_target", resolve_target)
