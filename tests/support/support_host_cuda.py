@@ -14,25 +14,28 @@ FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-fast-math", "-Wal
 # A thread id or an atomic of CUDA has no host meaning, hence maths only: support_host_device.py runs whole kernels.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
-_PROGRAM = """
+_HEADER = """
 #include <cstddef>
 #include <cstdio>
 #include <vector>
-{includes}
 template <typename T>
-static std::vector<T> load(const char* path, std::size_t n) {{
+static std::vector<T> load(const char* path, std::size_t n) {
   std::vector<T> v(n);
   std::FILE* f = std::fopen(path, "rb");
   if (!f || std::fread(v.data(), sizeof(T), n, f) != n) throw 1;
   std::fclose(f);
   return v;
-}}
+}
 template <typename T>
-static void save(const char* path, const std::vector<T>& v) {{
+static void save(const char* path, const std::vector<T>& v) {
   std::FILE* f = std::fopen(path, "wb");
   if (!f || std::fwrite(v.data(), sizeof(T), v.size(), f) != v.size()) throw 1;
   std::fclose(f);
-}}
+}
+"""
+_PROGRAM = """
+#include "host_maths.h"
+{includes}
 int main() {{
   const std::vector<long long> sizes_in = load<long long>("all_sizes", {count});
 {declarations}
@@ -45,6 +48,7 @@ int main() {{
 """
 
 
+_HEADERS = {}
 _BUILT = {}
 """Programs of this process by compiler and source: sizes are read from a file, so other data need no other program."""
 
@@ -96,10 +100,33 @@ def run(folder, files, body, inputs, outputs):
     if program is None or not program.exists():
         (folder / "main.cpp").write_text(source)
         headers = resources.files("skydelta.kernels.cuda")
-        checked([compiler, *FLAGS, *SANITIZERS, f"-I{headers}", "main.cpp", "-o", "main"], folder)
+        own = precompiled(folder, [compiler, *FLAGS, *SANITIZERS], "host_maths.h", _HEADER)
+        checked([compiler, *FLAGS, *SANITIZERS, f"-I{own}", f"-I{headers}", "main.cpp", "-o", "main"], folder)
         program = _BUILT[compiler, source] = folder / "main"
     checked([str(program)], folder)
     return {name: np.fromfile(folder / f"{name}.out", dtype).reshape(shape) for name, (dtype, shape) in outputs.items()}
+
+
+def precompiled(folder, command, name, text):
+    """Folder of a header and its form that the compiler need not parse, made once in this process.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to make it.
+    command : list of str
+        Compiler and flags, those of the programs that include it.
+    name, text : str
+        Of the header.
+    """
+    key = (*command, name, text)
+    if key not in _HEADERS or not _HEADERS[key].exists():
+        own = folder / "header"
+        own.mkdir(exist_ok=True)
+        (own / name).write_text(text)
+        checked([*command, "-x", "c++-header", name, "-o", f"{name}.gch"], own)
+        _HEADERS[key] = own
+    return _HEADERS[key]
 
 
 def _vector(name, dtype, made, number):

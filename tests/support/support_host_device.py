@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support_host_cuda import FLAGS, SANITIZERS, checked
+from support_host_cuda import FLAGS, SANITIZERS, checked, precompiled
 
 from skydelta.kernels.backend import Backend
 from skydelta.kernels.core.source import load
@@ -20,8 +20,7 @@ from skydelta.kernels.core.spec import registry
 BUILD = ["-O0" if flag == "-O1" else flag for flag in FLAGS if not flag.startswith("-W")]
 _BUILT = {}
 """Folders of the programs of this process by compiler and source; their inputs are read from files."""
-_HEADERS = {}
-"""Folders of the precompiled header of this process by compiler."""
+_HEADER = Path(__file__).with_name("host_device.h")
 _DYNAMIC = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 
 
@@ -115,22 +114,13 @@ class HostDevice:
             folder = self.folder / f"{file}_{len(_BUILT)}"
             folder.mkdir(exist_ok=True)
             (folder / "main.cpp").write_text(source)
-            header = self._header(compiler)
-            checked([compiler, *BUILD, *SANITIZERS, f"-I{header}", "main.cpp", "-o", "main"], folder)
+            command = [compiler, *BUILD, *SANITIZERS]
+            header = precompiled(
+                self.folder, command, "host_device.h", _HEADER.read_text().replace("#pragma once\n", "")
+            )
+            checked([*command, f"-I{header}", "main.cpp", "-o", "main"], folder)
             _BUILT[compiler, source] = folder
         return _BUILT[compiler, source]
-
-    def _header(self, compiler):
-        """Folder of host_device.h and its precompiled form, which every kernel takes a third less time with."""
-        if compiler not in _HEADERS:
-            folder = self.folder / "header"
-            folder.mkdir(exist_ok=True)
-            text = Path(__file__).with_name("host_device.h").read_text()
-            (folder / "host_device.h").write_text(text.replace("#pragma once\n", ""))
-            line = [compiler, *BUILD, *SANITIZERS, "-x", "c++-header", "host_device.h", "-o", "host_device.h.gch"]
-            checked(line, folder)
-            _HEADERS[compiler] = folder
-        return _HEADERS[compiler]
 
     @staticmethod
     def _run(folder, entry, grid, block, args, shared_mem):
