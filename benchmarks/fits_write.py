@@ -27,6 +27,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.fits.writer import write
 from skydelta.kernels import encode
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
+from skydelta.kernels.deflate import gzip_encode
 
 LEVEL = 16
 FORMATS = {
@@ -36,6 +37,7 @@ FORMATS = {
     "RICE_1 uint16": ("uint16", "RICE_1"),
     "RICE_1 int32 mask": ("int32", "RICE_1"),
     "GZIP_2 float32": ("float32", "GZIP_2"),
+    "GZIP_2 uint16": ("uint16", "GZIP_2"),
 }
 
 
@@ -109,6 +111,16 @@ def kernel_times(arrays, backend):
             lambda: encode.rice_encode(short, tile, good),
             short,
             short.nbytes + len(encode.rice_encode(short, tile, good)[0]),
+        ),
+        "deflate of byte planes, float32": (
+            lambda: gzip_encode(image, tile, good, True),
+            image,
+            image.nbytes + len(gzip_encode(image, tile, good, True)[0]),
+        ),
+        "deflate of byte planes, 16 bits": (
+            lambda: gzip_encode(short, tile, good, True),
+            short,
+            short.nbytes + len(gzip_encode(short, tile, good, True)[0]),
         ),
     }
     out = {"copy_GB_per_s": round(copy, 1)}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Images as compressed tiles in a binary table (FITS 4.0, section 10): pixels are coded where they are, and what goes
-to the host is the compressed bytes. Deflate has no coder here for a device, so GZIP pixels go to the host first.
+to the host is the compressed bytes.
 """
 
 from __future__ import annotations
@@ -8,30 +8,23 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from astropy.io import fits
 
 from skydelta.errors import ConfigError
 from skydelta.kernels import encode
 from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.deflate import gzip_encode
 
 METHODS = ("RICE_1", "GZIP_2")
 
 DITHER = "SUBTRACTIVE_DITHER_2"
 
-GZIP_LEVEL = 1
-"""Higher ones shrink noise by less than one part in a hundred, at a multiple of the time."""
-
 SHORT = 2**31 - 1
 """Largest heap that descriptors of 32 bits reach."""
-
-_GZIP_BATCH = 64
-"""Tiles that a thread compresses at a time."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +104,17 @@ def compressed(
     seed = dither_seed(str(header.get("EXTNAME", "")))
     cards: list[tuple[str, Any, str]] = []
     parameters: list[tuple[str, Any, str]] = []
-    if compression.method == "GZIP_2":
-        streams, sizes = _gzip(_tiles(pixels, tile, unsigned), shuffle=True)
-        columns = {"COMPRESSED_DATA": (sizes, streams)}
-        numbers: dict[str, np.ndarray] = {}
-    elif floats:
+    numbers: dict[str, np.ndarray] = {}
+    if floats and compression.method == "RICE_1":
         columns, numbers = _quantised(pixels, tile, compression.level, seed)
         cards = [("ZQUANTIZ", DITHER, "how floats became integers"), ("ZDITHER0", seed, "start of the dither numbers")]
         cards += [("ZBLANK", encode.NULL, "integer of NaN")]
     else:
         stored = _flipped(pixels) if unsigned else pixels
-        xp = backend_of(pixels).xp
-        use = xp.ones(math.prod(encode.tile_counts(pixels.shape, tile)), bool)
-        coded, sizes = encode.rice_encode(stored, tile, use)
-        columns, numbers = {"COMPRESSED_DATA": (to_host(sizes), to_host(coded))}, {}
+        use = backend_of(pixels).xp.ones(math.prod(encode.tile_counts(pixels.shape, tile)), bool)
+        rice = compression.method == "RICE_1"
+        coded, sizes = encode.rice_encode(stored, tile, use) if rice else gzip_encode(stored, tile, use, shuffle=True)
+        columns = {"COMPRESSED_DATA": (to_host(sizes), to_host(coded))}
     table, heap = _table(columns, numbers)
     if compression.method == "RICE_1":
         parameters += [("BLOCKSIZE", encode.BLOCK, "pixels in a block")]
@@ -164,54 +154,12 @@ def _quantised(
     """Rice streams of the quantised tiles, gzip streams of the others, and the columns that restore values."""
     steps, scale, zero, good = encode.quantise_tiles(pixels, tile, level, seed)
     streams, sizes = encode.rice_encode(steps, tile, good)
-    whole = ~to_host(good)
-    kept, kept_sizes = _gzip(_tiles(pixels, tile, False, whole), shuffle=False)
-    lossless = np.zeros(len(whole), np.int64)
-    lossless[whole] = kept_sizes
-    columns = {"COMPRESSED_DATA": (to_host(sizes), to_host(streams)), "GZIP_COMPRESSED_DATA": (lossless, kept)}
+    columns = {"COMPRESSED_DATA": (to_host(sizes), to_host(streams))}
+    lossless, kept = np.zeros(len(good), np.int64), np.empty(0, np.uint8)
+    if not to_host(good).all():
+        lossless, kept = map(to_host, reversed(gzip_encode(pixels, tile, ~good, shuffle=False)))
+    columns["GZIP_COMPRESSED_DATA"] = (lossless, kept)
     return columns, {"ZSCALE": to_host(scale), "ZZERO": to_host(zero)}
-
-
-def _tiles(pixels: Array, tile: tuple[int, int], unsigned: bool, wanted: np.ndarray | None = None) -> list[np.ndarray]:
-    """The wanted tiles as big-endian bytes (pixels, bytes of a pixel), in raster order, on the host."""
-    ny, nx = encode.tile_counts(pixels.shape, tile)
-    numbers = np.arange(ny * nx) if wanted is None else np.flatnonzero(wanted)
-    if not len(numbers):
-        return []
-    if wanted is not None and backend_of(pixels).is_gpu:  # one transfer of the rows of tiles that are wanted
-        rows = np.unique(numbers // nx)
-        where = {row: i for i, row in enumerate(rows)}
-        bands = [pixels[row * tile[0] : (row + 1) * tile[0]] for row in rows]
-        host, at = to_host(backend_of(pixels).xp.concatenate(bands)), where
-    else:
-        host, at = to_host(pixels), {row: row for row in range(ny)}
-    size = pixels.dtype.itemsize
-    out = []
-    for number in numbers:
-        row, column = divmod(int(number), nx)
-        height = min(tile[0], pixels.shape[0] - row * tile[0])
-        y, x = at[row] * tile[0], column * tile[1]
-        box = host[y : y + height, x : x + tile[1]]
-        raw = np.ascontiguousarray(box).reshape(-1, 1).view(np.uint8).reshape(-1, size)[:, ::-1]
-        if unsigned:
-            raw = raw ^ np.array([0x80] + [0] * (size - 1), np.uint8)
-        out.append(raw)
-    return out
-
-
-def _gzip(tiles: list[np.ndarray], shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
-    """gzip members without a time, one for each tile, and their sizes; ``shuffle``: byte planes, top ones first."""
-
-    def batch(start: int) -> list[bytes]:
-        out = []
-        for raw in tiles[start : start + _GZIP_BATCH]:
-            coder = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 31)
-            out.append(coder.compress((raw.T if shuffle else raw).tobytes()) + coder.flush())
-        return out
-
-    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
-        members = [m for made in pool.map(batch, range(0, len(tiles), _GZIP_BATCH)) for m in made]
-    return np.frombuffer(b"".join(members), np.uint8), np.array([len(m) for m in members], np.int64)
 
 
 def _table(

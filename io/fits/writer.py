@@ -165,7 +165,7 @@ def write(
     Parameters
     ----------
     exposure : Exposure
-        On any device: pixels are encoded there (all but GZIP_2), and only what is written comes to the host.
+        On any device: pixels are encoded there, and only what is written comes to the host.
     path : str or Path
     compression : {"RICE_1", "GZIP_2"}, optional
         In tiles, of SCI, VAR and DQ. Integers, so every mask, and all of GZIP_2 are lossless. RICE_1 quantises floats

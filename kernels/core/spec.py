@@ -87,6 +87,7 @@ FRONTS = (
     "crc",
     "cutouts",
     "decode",
+    "deflate",
     "detect",
     "encode",
     "fit",

@@ -34,24 +34,6 @@ __device__ __forceinline__ int warp_before(int v) {
   return sum - v;
 }
 
-// A tile of an image, its pixels numbered along its rows.
-struct Box {
-  int y0, x0, height, width;
-
-  __device__ Box(long long t, int h, int w, int th, int tw, int nx) {
-    y0 = (int)(t / nx) * th;
-    x0 = (int)(t % nx) * tw;
-    height = minimum(th, h - y0);
-    width = minimum(tw, w - x0);
-  }
-  __device__ int count() const { return height * width; }
-  __device__ int column(int j) const { return height == 1 ? j : j % width; }
-  __device__ size_t pixel(int j, int w) const {
-    if (width == w) return (size_t)y0 * w + j;  // whole rows: no division
-    return (size_t)(y0 + j / width) * w + x0 + j % width;
-  }
-};
-
 // Key of the distance at pixel j of a tile, or false.
 template <typename T>
 __device__ __forceinline__ bool distance_at(const T* image, const Box& box, int j, int w, unsigned* key) {

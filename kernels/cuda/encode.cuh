@@ -21,6 +21,24 @@ HD unsigned stored(const unsigned* words, long long i, int size, unsigned top) {
   return size == 2 ? (w & 0x00ff00ffu) << 8 | (w >> 8 & 0x00ff00ffu) : w;
 }
 
+// A tile of an image, its pixels numbered along its rows.
+struct Box {
+  int y0, x0, height, width;
+
+  HD Box(long long t, int h, int w, int th, int tw, int nx) {
+    y0 = (int)(t / nx) * th;
+    x0 = (int)(t % nx) * tw;
+    height = minimum(th, h - y0);
+    width = minimum(tw, w - x0);
+  }
+  HD int count() const { return height * width; }
+  HD int column(int j) const { return height == 1 ? j : j % width; }
+  HD size_t pixel(int j, int w) const {
+    if (width == w) return (size_t)y0 * w + j;  // whole rows: no division
+    return (size_t)(y0 + j / width) * w + x0 + j % width;
+  }
+};
+
 // ---- quantisation
 
 constexpr int COUNT = 10000;  // numbers in the dither table
