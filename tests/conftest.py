@@ -28,7 +28,26 @@ hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # xdist's own order, by the number of tests; ours is below
+
+
+SLOW = 10
+"""How many other tests a slow one counts for where files are put in order."""
+
+
+def _longest_files_first(items):
+    """In a parallel run a process takes a whole file at a time: a slow one shall not be begun when all others end."""
+    files = [item.nodeid.partition("::")[0] for item in items]
+    long = Counter(files)
+    for file, item in zip(files, items, strict=True):
+        long[file] += SLOW * (item.get_closest_marker("slow") is not None)
+    items.sort(key=lambda item: -long[item.nodeid.partition("::")[0]])  # stable: a file's tests stay together
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        _longest_files_first(items)
     count, why = cuda_device_count() if any(item.get_closest_marker("gpu") for item in items) else (0, "")
     for item in items:
         gpu = item.get_closest_marker("gpu") is not None

@@ -13,6 +13,8 @@ from support_cli import call
 
 from skydelta.errors import ExitCode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory):
