@@ -20,18 +20,20 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.psf import GridPsf, Psf, fwhm
 from skydelta.kernels.backend import Backend, to_host
 from skydelta.kernels.cutouts import Windows
-from skydelta.kernels.fit import LobeFit, spline_coefficients, subtract_lobes
+from skydelta.kernels.fit import LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
     EXCESS,
+    LOBES,
     PSF_FREE,
     Stamps,
     dipole_columns,
     fit_dipoles,
     linear_dipole,
     positive_first,
+    settled,
     single_columns,
     status_flags,
     undetermined,
@@ -66,7 +68,8 @@ class Fit(Stage[FitConfig]):
     paired by detection and those that one PSF does not explain. The dipole moment M with its covariance is always
     given: of the lobes about (x, y) for dipoles, else of the linear model F P - M . grad P + b about the detected
     position. Where the lobes are not determined one by one the row is flagged DEGENERATE, and flux, moment and position
-    are those of the linear model with its centre free along M. The light of neighbouring rows is taken away first.
+    are the mean of those of the lobes and of the linear model with its centre free, weighed by how well these explain
+    the stamp. The light of neighbouring rows is taken away first.
 
     Raises
     ------
@@ -75,7 +78,7 @@ class Fit(Stage[FitConfig]):
     """
 
     name = "fit"
-    version = 3
+    version = 4
     inputs = {
         "image": Port(Exposure, "difference with white noise, its variance and PSF"),
         "catalog": Port(Catalog, "detections"),
@@ -328,18 +331,22 @@ def _dipoles(
 
 
 def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Light | None) -> None:
-    """Give degenerate rows the flux, moment and position of the linear dipole.
+    """Give degenerate rows the flux, moment and position that the linear dipole and their lobes agree on.
 
     No other row depends on these, so that one time at the end is enough. ``light`` is that taken away last.
     """
     for first, batch in _batches(np.flatnonzero(rows["flags"] & bits("DEGENERATE"))):
-        own, at = stamps(first, light), np.stack([rows["x"], rows["y"]], 1)[first + batch]
-        middle = own.middle[batch]
-        columns = linear_dipole(own, batch, at - middle, sigma)
+        own, at = stamps(first, light), first + batch
+        two = {name: column[at] for name, column in rows.items()}
         for k, axis in enumerate("xy"):
-            columns[axis] = columns[axis] + middle[:, k]
+            two[axis] = two[axis] - own.middle[batch, k]
+        linear = linear_dipole(own, batch, np.stack([two["x"], two["y"]], 1), sigma)
+        columns = settled(two, linear, linear["chi2"] - two["chi2"])
+        for k, axis in enumerate("xy"):
+            columns[axis] = columns[axis] + own.middle[batch, k]
+        columns |= {name: np.where(two["status"] == Status.SINGULAR, np.nan, two[name]) for name in LOBES}
         for name, value in columns.items():
-            rows[name][first + batch] = value
+            rows[name][at] = value
 
 
 def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> Catalog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,14 @@ By simulation (S/N 10 to 300, separation 0.3 to 3 PSF sigma, flux ratio 0.5 to 2
 true Fisher error is above 0.5 px and 0.5 % of those below 0.15 px; no limit on the chi2 that two lobes gain over the
 moment does both."""
 
-PSF_FREE, DIPOLE_FREE = 4, 7
-"""Free parameters; the moment at a given place has as many as a free PSF."""
+PSF_FREE, LINEAR_FREE, DIPOLE_FREE = 4, 6, 7
+"""Free parameters; of the linear dipole with its centre free: at a given place it has as many as a free PSF."""
+
+MERGED = 2.0
+"""Lobes that ran into one win over others where their chi2 is lower by more than this: the AIC of a parameter."""
+
+TURNS, SETTLED = 6, 0.5
+"""Most of Newton's steps to the centre of the linear dipole, and how long the last is at most, in its errors."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,11 @@ def single_columns(psf: LobeFit) -> dict[str, np.ndarray]:
         **moment_columns(psf),
     }
     rows["model"][~fitted] = "none"
-    rows.update(zip(_LOBES, np.full((len(_LOBES), n), np.nan), strict=True))
+    rows.update(zip(LOBES, np.full((len(LOBES), n), np.nan), strict=True))
     return rows
 
 
-_LOBES = (
+LOBES = (
     *(f"{a}_{lobe}" for lobe in ("pos", "neg") for a in ("flux", "x", "y")),
     "flux_pos_err",
     "flux_neg_err",
@@ -96,6 +103,7 @@ _LOBES = (
     "angle",
     "angle_err",
 )
+"""Columns of two lobes; NaN of one source, and where the lobes ran into one."""
 
 
 def status_flags(status: np.ndarray) -> np.ndarray:
@@ -161,7 +169,7 @@ def fit_dipoles(
     starts = [about(rest, SEPARATIONS[1], along), other]
     others = stamps.fit(np.concatenate(starts), np.tile(row[rest], len(starts)))
     fits = joined(first.take(rest), others)
-    return put(first, rest, fits.take(best_of(fits, len(rest))))
+    return put(first, rest, fits.take(best_of(fits, len(rest), MERGED)))
 
 
 def _settled(dipole: LobeFit) -> np.ndarray:
@@ -214,51 +222,118 @@ def unit(v: np.ndarray) -> np.ndarray:
     return v / np.maximum(np.hypot(*v.T), 1e-300)[:, None]
 
 
-def linear_dipole(
-    stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float | np.ndarray
-) -> dict[str, np.ndarray]:
-    """Flux, moment and position of the linear dipole with its centre free along the moment.
+def linear_dipole(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float | np.ndarray) -> dict[str, Any]:
+    """Flux, moment and position of the linear dipole with its centre free, and chi2 and background with them.
 
-    chi2 at three places gives the best centre and its variance, which the errors of flux and moment contain.
+    Newton's steps along and across the moment from ``middle`` (n, 2), with slopes and curvatures of chi2 from places
+    beside it. The curvatures give the errors of the centre, which those of flux and moment contain.
     """
 
-    def about(*places: np.ndarray) -> list[LobeFit]:
-        fit, n = stamps.fit(np.concatenate(places)[:, None], np.tile(row, len(places)), limit=1), len(row)
-        return [fit.take(slice(k * n, (k + 1) * n)) for k in range(len(places))]
+    def about(which: np.ndarray, *at: np.ndarray) -> list[LobeFit]:
+        fit, n = stamps.fit(np.concatenate(at)[:, None], np.tile(row[which], len(at)), limit=1), len(which)
+        return [fit.take(slice(k * n, (k + 1) * n)) for k in range(len(at))]
 
-    (here,) = about(middle)
-    along, h = unit(here.moment[:, 1:3]), 0.25 * np.asarray(sigma)
-    step = np.reshape(h, (-1, 1)) * along
-    after, before = about(middle + step, middle - step)
-    curve = (after.moment_chi2 + before.moment_chi2 - 2 * here.moment_chi2) / h**2
-    known = curve > 2 / sigma**2
-    safe = np.where(known, curve, 2 / sigma**2)
-    move = np.where(known, (before.moment_chi2 - after.moment_chi2) / (2 * h * safe), 0)
-    shift = np.clip(move, -sigma, sigma)[:, None] * along
-    slope = (after.moment - before.moment) / (2 * np.reshape(h, (-1, 1)))
-    (best,) = about(middle + shift)
-    extra = (2 / safe)[:, None, None] * slope[:, :, None] * slope[:, None, :]
+    n = len(row)
+    width, live, at = np.broadcast_to(np.asarray(sigma, float), n), np.arange(n), middle.copy()
+    best = joined(*about(live, at))
+
+    def better(which: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Go where chi2 is lower; says where it is not."""
+        nonlocal best
+        (trial,) = about(which, place)
+        lower = trial.moment_chi2 < best.moment_chi2[which]
+        best = put(best, which[lower], trial.take(lower))
+        at[which[lower]] = place[lower]
+        return ~lower
+
+    axes, curve, slope = np.empty((n, 2, 2)), np.empty((n, 2)), np.empty((n, 2, 4))
+    for _ in range(TURNS):
+        here, h, limit = best.take(live), 0.02 * width[live], width[live]
+        along = unit(here.moment[:, 1:3])
+        axes[live] = np.stack([along, along[:, ::-1] * np.array([-1, 1])], 1)
+        step, move = h[:, None, None] * axes[live], np.empty((len(live), 2))
+        beside = about(live, *(at[live] + sign * step[:, k] for k in (0, 1) for sign in (1, -1)))
+        for k, (after, before) in enumerate((beside[:2], beside[2:])):
+            up, bend = after.moment_chi2 - before.moment_chi2, after.moment_chi2 + before.moment_chi2
+            bend, least = (bend - 2 * here.moment_chi2) / h**2, 2 / limit**2
+            curve[live, k] = np.where(bend > least, bend, least)
+            slope[live, k] = (after.moment - before.moment) / (2 * h)[:, None]
+            # where chi2 has no minimum nearby: downhill
+            move[:, k] = np.clip(
+                np.where(bend > least, -up / (2 * h * curve[live, k]), -np.sign(up) * limit), -limit, limit
+            )
+        far = (np.abs(move) * np.sqrt(curve[live] / 2)).max(axis=1)
+        step = (move[:, :, None] * axes[live]).sum(axis=1)
+        stuck = better(live, at[live] + step)
+        again = np.flatnonzero(stuck & (far > SETTLED))
+        if len(again):
+            stuck[again] = better(live[again], at[live[again]] + 0.25 * step[again])
+        live = live[(far > SETTLED) & ~stuck]
+        if not len(live):
+            break
+    spread = 2 / curve
+    extra = np.einsum("nk,nki,nkj->nij", spread, slope, slope)
     best = replace(best, moment_covariance=best.moment_covariance + extra)
+    x_err, y_err = np.sqrt(np.einsum("nk,nki->in", spread, axes**2))
     return {
-        "x": middle[:, 0] + shift[:, 0],
-        "y": middle[:, 1] + shift[:, 1],
-        "x_err": np.sqrt(2 / safe),
-        "y_err": np.sqrt(2 / safe),
+        "x": at[:, 0],
+        "y": at[:, 1],
+        "x_err": x_err,
+        "y_err": y_err,
         "flux": best.moment[:, 0],
         "flux_err": np.sqrt(best.moment_covariance[:, 0, 0]),
+        "background": best.moment[:, 3],
+        "chi2": best.moment_chi2,
         **moment_columns(best),
     }
 
 
-def best_of(fit: LobeFit, n: int) -> np.ndarray:
-    """Of several fits of each of n objects, one round after the other, which has the lowest chi2 among the usable."""
+def settled(two: dict[str, Any], linear: dict[str, Any], gain: np.ndarray) -> dict[str, np.ndarray]:
+    """Position, flux and moment of dipoles whose lobes are not determined: the mean of what both models say.
+
+    Weights are Akaike's, exp(-AIC / 2) (Burnham & Anderson 2002), and the spread of the two is part of the errors
+    (Buckland et al. 1997): lobes far enough apart are taken as they are, however faint, and close ones as the linear
+    dipole, which between them is too small.
+
+    Parameters
+    ----------
+    two, linear : dict
+        `dipole_columns` and `linear_dipole` of the same rows.
+    gain : (n,)
+        chi2 of the linear dipole less that of the lobes, in units of the noise.
+    """
+    odds = np.clip(gain - 2 * (DIPOLE_FREE - LINEAR_FREE), -100, 100)
+    share = np.where(np.isfinite(two["moment_xx"]) & np.isfinite(gain), 1 / (1 + np.exp(-odds / 2)), 0)
+
+    def mean(name: str) -> np.ndarray:
+        return linear[name] + share * apart[name]
+
+    apart = {name: np.where(share > 0, two[name] - linear[name], 0) for name in linear if name in two}
+    out = {name: mean(name) for name in ("x", "y", "flux", "moment_x", "moment_y")}
+    between = share * (1 - share)
+    for name in ("x", "y", "flux"):
+        of_two = np.where(share > 0, two[f"{name}_err"], 0)
+        variance = share * of_two**2 + (1 - share) * linear[f"{name}_err"] ** 2
+        out[f"{name}_err"] = np.sqrt(variance + between * apart[name] ** 2)
+    for a, b in ("xx", "xy", "yy"):
+        out[f"moment_{a}{b}"] = mean(f"moment_{a}{b}") + between * apart[f"moment_{a}"] * apart[f"moment_{b}"]
+    return out
+
+
+def best_of(fit: LobeFit, n: int, merged: float = np.inf) -> np.ndarray:
+    """Of several fits of each of n objects, one round after the other, which has the lowest chi2.
+
+    One that is not usable wins only where its chi2 is lower by more than ``merged``, in units of the noise it leaves.
+    """
     best, usable = np.arange(n), fit.usable
     if not n:
         return best
     for other in np.arange(n, len(usable)).reshape(-1, n):
-        better = fit.chi2[other] < fit.chi2[best] - 1e-6
-        take = (usable[other] & ~usable[best]) | ((usable[other] == usable[best]) & better)
-        best = np.where(take, other, best)
+        left = np.minimum(fit.chi2[other], fit.chi2[best]) / np.maximum(fit.pixels[best], 1)
+        lead = merged * np.maximum(left, 1e-300)
+        # a little, so that rounding does not decide between two that ended alike
+        lead = np.where(usable[best] == usable[other], 1e-6, np.where(usable[best], lead, -lead))
+        best = np.where(fit.chi2[other] < fit.chi2[best] - lead, other, best)
     return best
 
 

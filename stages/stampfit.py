@@ -22,6 +22,7 @@ from skydelta.stages.fit import BATCH, Fit
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
     EXCESS,
+    LINEAR_FREE,
     PSF_FREE,
     Stamps,
     best_of,
@@ -32,6 +33,7 @@ from skydelta.stages.lobes import (
     linear_dipole,
     positive_first,
     put,
+    settled,
     status_flags,
     undetermined,
 )
@@ -41,9 +43,6 @@ SIDES = (7, 63)
 
 SEARCH = (-4.0, -2.0, 0.0, 2.0, 4.0)
 """Steps from the start, px an axis, at which a source is looked for when the fit from the start does not explain it."""
-
-LINEAR_FREE = 5
-"""Free parameters of the linear dipole with its centre free along the moment."""
 
 REACH = 6
 """Peaks are taken for lobes up to this far from the middle, px an axis."""
@@ -81,9 +80,10 @@ class FitResult(QTable):
 
     - converged: at the minimum.
     - at bound: a position ended 5 px off its start, where it is stopped.
-    - degenerate: flux and separation of the lobes are not determined one by one, only the moment, which is then that
-      of the linear model F P - M . grad P + b. Where the lobes ran into one they are NaN, and ``background chi2 dof
-      bic`` are those of that model.
+    - degenerate: flux and separation of the lobes are not determined one by one, only the moment, which is then the
+      mean of that of the lobes and that of the linear model F P - M . grad P + b, each weighed by how well it explains
+      the stamp. Where the lobes ran into one they are NaN, and ``moment background chi2 dof bic`` are those of the
+      linear model.
     - max iterations: 60 evaluations were not enough.
     - singular: the pixels do not determine the parameters; no errors.
     - no data: fewer usable pixels than parameters; all values are NaN.
@@ -389,7 +389,7 @@ class _Found:
         The variance was given.
     degenerate : bool (n,)
     linear : dict, optional
-        What the linear dipole says where the lobes are not determined.
+        What is known where the lobes are not determined.
     """
 
     fit: LobeFit
@@ -494,21 +494,20 @@ def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
 
 
 def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, known: bool) -> dict[str, np.ndarray]:
-    """What the linear dipole says of some rows: moment and its errors, chi2 and background; NaN in all others."""
-    middle, start = np.stack([dipole_columns(found.take(rows))[n] for n in ("x", "y")], 1), own.start[rows]
-    # lobes that ran away from each other or into one leave nothing to begin with
-    lost = (found.status[rows] == Status.SINGULAR) | ~(np.abs(middle - start).max(axis=1) < BOUND)
-    some = linear_dipole(own, rows, np.where(lost[:, None], start, middle), sigma[rows])
-    model = own.fit(np.stack([some["x"], some["y"]], 1)[:, None], rows, limit=1)
-    left = np.ones(len(rows)) if known else model.moment_chi2 / np.maximum(_dof(model, LINEAR_FREE), 1)
-    values = {
-        "moment_x": some["moment_x"],
-        "moment_y": some["moment_y"],
-        "moment_xx": some["moment_xx"] * left,
-        "moment_yy": some["moment_yy"] * left,
-        "chi2": model.moment_chi2,
-        "background": model.moment[:, 3],
-    }
+    """Moment and its errors of some rows, chi2 and background of their linear dipole; NaN in all others."""
+    two, start = dipole_columns(found.take(rows)), own.start[rows]
+    middle = np.stack([two["x"], two["y"]], 1)
+    # lobes that ran away from each other leave nothing to begin with; those that ran into one show the place
+    near = np.abs(middle - start).max(axis=1) < BOUND
+    linear = linear_dipole(own, rows, np.where(near[:, None], middle, start), sigma[rows])
+    gain = linear["chi2"] - found.chi2[rows]
+    if not known:
+        pixels = found.pixels[rows]
+        left = linear["chi2"] / np.maximum(pixels - LINEAR_FREE, 1)
+        linear |= {name: linear[name] * left for name in ("moment_xx", "moment_xy", "moment_yy")}
+        gain = gain / (found.chi2[rows] / np.maximum(pixels - DIPOLE_FREE, 1))
+    values = {name: linear[name] for name in ("chi2", "background")}
+    values |= {name: v for name, v in settled(two, linear, gain).items() if name.startswith("moment")}
     out = {name: np.full(len(own.start), np.nan) for name in values}
     for name, column in values.items():
         out[name][rows] = column
