@@ -34,6 +34,12 @@ LARGE = 40.0
 WINDOW = 16
 """Half-size of the windows in which footprints are looked at, px: most fit in; no result depends on it."""
 
+HALO = 1.5
+"""FWHM around an object in which saturated pixels are looked for."""
+
+ROWS = 20_000
+"""Objects whose surroundings are cut out at once."""
+
 DOUBTFUL = ("EDGE", "MASKED", "SATURATED", "SATURATED_TEMPLATE", "LARGE")
 """Flags of candidates that do not count when the signs are compared."""
 
@@ -76,7 +82,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 4
+    version = 5
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),
@@ -123,7 +129,11 @@ class Detect(Stage[DetectConfig]):
 
 
 def mask_flags(image: Exposure, x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
-    """Flags of what the mask says about half of ``width`` px around positions, and of the image's edge: int (n,)."""
+    """Flags of what the mask says around positions, and of the image's edge: int (n,).
+
+    Within half of ``width`` px, the FWHM, of each; saturated pixels within `HALO` times that: a star that has them is
+    far brighter than those that PSF and kernel were measured on, and what is left of its wings passes for sources.
+    """
     flags = np.zeros(len(x), int)
     if not len(x) or image.mask is None:
         return flags
@@ -133,12 +143,14 @@ def mask_flags(image: Exposure, x: np.ndarray, y: np.ndarray, width: float) -> n
     found = np.bitwise_or.reduce(np.where(beyond, 0, near), axis=(1, 2))
     planes = image.planes
     edge = planes.bit("EDGE", "NO_DATA", "EDGE_TEMPLATE", "NO_DATA_TEMPLATE")
-    for name, wanted in (
-        ("EDGE", edge),
-        ("SATURATED", planes.bit("SAT")),
-        ("SATURATED_TEMPLATE", planes.bit("SAT_TEMPLATE")),
-        ("MASKED", planes.invalid & ~edge),
-    ):
+    halo, full = max(2, int(HALO * width)), {"SATURATED": "SAT", "SATURATED_TEMPLATE": "SAT_TEMPLATE"}
+    for first in range(0, len(x), ROWS):
+        part = np.s_[first : first + ROWS]
+        around = cutouts(image.mask, np.rint(x[part]), np.rint(y[part]), halo, 0)
+        for name, plane in full.items():
+            hit = to_host(((around & planes.bit(plane)) != 0).any(axis=(1, 2)))
+            flags[part] |= np.where(hit, bits(name), 0)
+    for name, wanted in (("EDGE", edge), ("MASKED", planes.invalid & ~edge)):
         hit = (found & wanted) != 0
         if name == "EDGE":
             hit |= beyond.any(axis=(1, 2))

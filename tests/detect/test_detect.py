@@ -517,3 +517,20 @@ def test_thousands_of_components_need_little_memory(rng):
         tracemalloc.stop()
     assert len(catalog) > 3000
     assert peak < 6 * image.image.nbytes
+
+
+@pytest.mark.parametrize("plane", ["SAT", "SAT_TEMPLATE"])
+def test_saturated_pixels_are_looked_for_beyond_the_core(rng, plane):
+    """What is left of the wings of a star that bright passes for sources: 5 px at a FWHM of 3.8 px are near."""
+    x, y = np.array([100.0, 200.0, 300.0, 400.0]), np.full(4, 100.0)
+    model = empty()
+    draw(model, x, y, np.full(4, flux_of(50)))
+    image = exposure(rng, model, mask=np.zeros(SHAPE, np.int32))
+    planes = image.planes.union(["SAT_TEMPLATE"])
+    for column, row in ((105, 100), (200, 95), (308, 100), (403, 104)):
+        image.mask[row, column] = planes.bit(plane)
+    catalog = detect(image.with_(planes=planes))
+    _, k = distances(positions(catalog), x, y)
+    name = {"SAT": "SATURATED", "SAT_TEMPLATE": "SATURATED_TEMPLATE"}[plane]
+    assert list(catalog.has(name)[k]) == [True, True, False, True]
+    assert not catalog.has("MASKED")[k].any()
