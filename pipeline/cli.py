@@ -10,6 +10,7 @@ import sys
 import click
 
 from skydelta import __version__
+from skydelta.errors import ExitCode
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -42,6 +43,13 @@ class Commands(click.Group):
             return None
         found: click.Command = getattr(importlib.import_module(f"skydelta.pipeline.commands.{cmd_name}"), cmd_name)
         return found
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # while the module of a command was imported; commands have their own words
+            click.echo("skydelta: interrupted; nothing has begun", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,8 +8,9 @@ saturation and detector defects. The same settings give the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     Raises
     ------
     ConfigError
-        A setting that does not exist or is out of range; or a file is there already.
+        A setting that does not exist or is out of range; a file is there already; or the folder holds a run.
     InputError
         The images are too small or too crowded for the changes asked for; or a file cannot be written.
     """
@@ -179,20 +180,36 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     there = [p for p in (*paths.values(), *tables.values()) if p.exists()]
     if there and not overwrite:
         raise ConfigError(f"simulate: {there[0]} exists; choose another folder, or overwrite")
+    if (folder / "run.json").exists() and not there:
+        raise ConfigError(f"simulate: {folder} holds the outputs of a run; choose another folder")
     check_folder(folder)
     for path in (*paths.values(), *tables.values()) if folder.exists() else ():
         check_writable(path)
     scene = build(**settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    for role, path in paths.items():
-        file = io.BytesIO()
-        _hdus(getattr(scene, role), scene.config).writeto(file)
-        write_bytes(path, file.getvalue())
-    for name, table in (("truth", scene.changes), ("stars", scene.stars)):
-        text = io.StringIO()
-        table.write(text, format="ascii.ecsv")
-        write_bytes(tables[name], text.getvalue().encode())
+    with made_folder(folder):
+        for role, path in paths.items():
+            file = io.BytesIO()
+            _hdus(getattr(scene, role), scene.config).writeto(file)
+            write_bytes(path, file.getvalue())
+        for name, table in (("truth", scene.changes), ("stars", scene.stars)):
+            text = io.StringIO()
+            table.write(text, format="ascii.ecsv")
+            write_bytes(tables[name], text.getvalue().encode())
     return Truth(paths["science"], paths["reference"], tables["truth"], scene.changes, scene.stars)
+
+
+@contextlib.contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder, and those above it, for what is written meanwhile; what was made and is empty goes where that fails."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def build(**settings: Any) -> Scene:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command line: quick to start, one line for each error, plans before deeds."""
 
+import importlib
 import json
 import logging
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 from astropy.io import fits
 from astropy.table import Table
+from click.testing import CliRunner
 
 from skydelta import __version__
 from skydelta.errors import AlgorithmError, DeviceError
 from skydelta.io.catalog import Catalog
 from skydelta.pipeline import doctor
+from skydelta.pipeline.cli import cli
 from skydelta.pipeline.events import log_as_json
 from skydelta.stages import registry
 
@@ -354,3 +357,28 @@ def test_warnings_between_events_are_objects_too(capsys):
     said = json.loads(line)
     assert said.pop("time") > 1.7e9
     assert said == {"event": "log", "level": "warning", "logger": "skydelta.io", "message": "a.fits: a card\nis broken"}
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(tmp_path):
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    made = subprocess.run(
+        [sys.executable, "-m", "skydelta", "inspect", "a.fits"],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 130
+    assert made.stderr == "skydelta: interrupted; nothing has begun\n"
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    made = CliRunner().invoke(cli, ["inspect", "a.fits"])
+    assert made.exit_code == 130
+    assert made.stderr == "skydelta: interrupted; nothing has begun\n"

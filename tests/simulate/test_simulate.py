@@ -229,3 +229,22 @@ def test_settings_that_make_no_scene_are_refused_in_one_line(tmp_path, setting, 
         simulate(tmp_path / "pair", **{**SMALL, **setting})
     assert "\n" not in str(error.value)
     assert not (tmp_path / "pair").exists()
+
+
+def test_the_folder_of_a_run_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds the outputs of a run"):
+        simulate(tmp_path, size=128, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_full_disk_leaves_no_empty_folder(tmp_path, monkeypatch):
+    def full(path, data):
+        raise InputError(f"{path}: No space left on device")
+
+    monkeypatch.setattr("skydelta.pipeline.simulate.write_bytes", full)
+    (tmp_path / "there").mkdir()
+    for folder in ("new/er", "there"):
+        with pytest.raises(InputError, match="No space left"):
+            simulate(tmp_path / folder, size=128)
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
