@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from skydelta.io.catalog import bits
-from skydelta.kernels.backend import Array
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.fit import LobeFit, Status, fit_lobes
 
 SEPARATIONS = (2.5, 1.0)
@@ -18,6 +19,9 @@ SEPARATIONS = (2.5, 1.0)
 
 EXCESS = 3.0
 """Standard deviations of chi2 above its expectation from which on a model does not explain a stamp."""
+
+REACH = 6
+"""Peaks are taken for lobes up to this far from the middle, px an axis."""
 
 LOBE_ERROR = 0.27
 """Error of a fitted lobe (px, either axis) from which on the lobes count as not determined one by one.
@@ -405,3 +409,32 @@ def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
         "moment_xy": spread[:, 5, 6],
         "moment_yy": spread[:, 6, 6],
     }
+
+
+def peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Highest and lowest pixel (n, 2, 2), from the middle, of some stamps' matched filter near their starts."""
+    backend = backend_of(own.data)
+    xp, fft, side = backend.xp, backend.fft, own.data.shape[1]
+    if not len(rows):
+        return np.zeros((0, 2, 2))
+    index, sigma, start = backend.asarray(rows), sigma[rows], own.start[rows]
+    data, weight = own.data[index], own.weight[index]
+    # a Gaussian of about the PSF's width finds the lobes well enough
+    o = np.arange(side) - side // 2
+    wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma, 0.7)[:, None, None] ** 2)))
+    size = fft.next_fast_len(side + side // 2, True)
+
+    def through(plane: Array, kernel: np.ndarray) -> Array:
+        spectrum = fft.rfft2(backend.asarray(kernel, np.float32), (size, size))
+        return fft.irfft2(fft.rfft2(plane, (size, size)) * xp.conj(spectrum), (size, size))
+
+    top, bottom = through(weight * data, wide), through(weight, wide**2)
+    # correlation with a kernel whose middle is at side // 2 is moved back by that
+    top, bottom = (xp.roll(a, (side // 2, side // 2), (1, 2))[:, :side, :side] for a in (top, bottom))
+    least = 1e-3 * bottom.max(axis=(1, 2))[:, None, None]
+    snr = xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
+    near = np.abs(o - start[:, None, :].transpose(0, 2, 1)) <= REACH
+    inside = backend.asarray(near[:, 1, :, None] & near[:, 0, None, :])
+    ends: list[Callable[..., Array]] = [partial(xp.argmax, axis=1), partial(xp.argmin, axis=1)]
+    place = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)
+    return np.stack([place % side, place // side], 2) - side // 2.0

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +17,7 @@ from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
 from skydelta.kernels.fit import BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.fit import BATCH, Fit
+from skydelta.stages.jointfit import in_units, lobes_of
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
     EXCESS,
@@ -31,6 +30,7 @@ from skydelta.stages.lobes import (
     forced_fit,
     joined,
     linear_dipole,
+    peaks,
     positive_first,
     put,
     settled,
@@ -43,9 +43,6 @@ SIDES = (7, 63)
 
 SEARCH = (-4.0, -2.0, 0.0, 2.0, 4.0)
 """Steps from the start, px an axis, at which a source is looked for when the fit from the start does not explain it."""
-
-REACH = 6
-"""Peaks are taken for lobes up to this far from the middle, px an axis."""
 
 NAMES = {
     Status.CONVERGED: "converged",
@@ -106,6 +103,10 @@ def fit(
     start: Any = None,
     forced: bool = False,
     residuals: bool = False,
+    template: Any = None,
+    template_psf: Any = None,
+    template_variance: Any = None,
+    template_mask: Any = None,
     device: str = "auto",
 ) -> Catalog | FitResult:
     """Fit point sources or dipoles with a known PSF by maximum likelihood.
@@ -137,7 +138,14 @@ def fit(
     forced : bool
         Hold the positions of ``start`` and fit fluxes and background alone.
     residuals : bool
-        Add a column ``residual`` (k, k): stamp less model, NaN where a pixel was not used.
+        Add a column ``residual`` (k, k): stamp less model, NaN where a pixel was not used; with a template also
+        ``residual_template``.
+    template : array or Quantity, as ``stamps``, optional
+        Of a dipole: the matched template (the reference) where the stamps are of the science image, both less their
+        sky and in one flux scale. The positive lobe is the source in the stamps, the negative one that in the
+        template: two planes with noise of their own, which tell more than their difference.
+    template_psf, template_variance, template_mask : as those of the stamps, optional
+        The PSF is that of the stamps if not given. With a template both variances are needed.
     device : str
         auto, cpu, cuda or cuda:N; arrays that are on a device stay there.
 
@@ -152,7 +160,7 @@ def fit(
     InputError
         Shapes or units that do not fit, or a PSF without light.
     """
-    given = {"psf": psf, "variance": variance, "mask": mask, "start": start}
+    given = {"psf": psf, "variance": variance, "mask": mask, "start": start, "template": template}
     stamps = image if stamps is None else stamps
     if isinstance(stamps, Exposure):
         used = [name for name, value in given.items() if value is not None]
@@ -166,7 +174,18 @@ def fit(
         raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
     if forced and start is None:
         raise ConfigError("fit: forced needs the positions, start")
-    task = _Task.of(stamps, psf, variance, mask, start, model, resolve(device))
+    backend = resolve(device)
+    own = _Task.of(stamps, psf, variance, mask, start, model, backend)
+    task: _Task | _Joint = own
+    others = {"template_psf": template_psf, "template_variance": template_variance, "template_mask": template_mask}
+    if template is not None:
+        if model != "dipole" or variance is None or template_variance is None:
+            raise ConfigError("fit: a template needs the model dipole, variance and template_variance")
+        other_psf = psf if template_psf is None else template_psf
+        other = _Task.of(template, other_psf, template_variance, template_mask, start, model, backend)
+        task = _Joint.of(own, other)
+    elif any(value is not None for value in others.values()):
+        raise ConfigError(f"fit: {', '.join(k for k, v in others.items() if v is not None)} without a template")
     parts = [task.measured(rows, forced, residuals) for rows in task.batches()]
     return task.table({name: np.concatenate([p[name] for p in parts]) for name in parts[0]})
 
@@ -252,6 +271,14 @@ class _Task:
 
     def measured(self, rows: slice, forced: bool, residuals: bool) -> dict[str, np.ndarray]:
         """Columns of one batch, positions in the stamp."""
+        own, found, scaled, good = self.fitted(rows, forced)
+        columns = found.columns(scaled, self.side // 2)
+        if residuals:
+            columns["residual"] = self.residual(own, found, scaled, good)
+        return columns
+
+    def fitted(self, rows: slice, forced: bool) -> tuple[Stamps, _Found, _Scaled, Array]:
+        """The stamps of one batch, their fits, the scales of both, and which pixels were used."""
         xp = self.backend.xp
         data = self._part(self.stamps, rows)
         good = xp.isfinite(data)
@@ -280,12 +307,9 @@ class _Task:
             found = _point(own, known, self.searched)
         else:
             found = _dipole(own, sigma, known)
-        columns = found.columns(scaled, middle)
-        if residuals:
-            columns["residual"] = self._residual(own, found, scaled, good)
-        return columns
+        return own, found, scaled, good
 
-    def _residual(self, own: Stamps, found: _Found, scaled: _Scaled, good: Array) -> np.ndarray:
+    def residual(self, own: Stamps, found: _Found, scaled: _Scaled, good: Array) -> np.ndarray:
         """Stamps less their models, (n, k, k), NaN where not used."""
         fit, n = found.fit, len(found.fit.chi2)
         count = np.where(fit.usable, (fit.parameters.shape[1] - 1) // 3, 0)
@@ -298,7 +322,7 @@ class _Task:
     def table(self, columns: dict[str, np.ndarray]) -> FitResult:
         out = FitResult()
         wanted = [n for name in COLUMNS[self.model] for n in (name, f"{name}_err")] + list(COMMON)
-        for name in [*wanted, *(["residual"] if "residual" in columns else [])]:
+        for name in [*wanted, *(name for name in columns if name.startswith("residual"))]:
             of_flux = name.startswith(("flux_", "moment", "background", "residual")) or name == "flux"
             has_unit = self.unit is not None and of_flux
             out[name] = Quantity(columns[name], self.unit, copy=False) if has_unit else columns[name]
@@ -306,6 +330,55 @@ class _Task:
             out["chi2"] = Quantity(out["chi2"], self.unit**2, copy=False)
         out["flags"].info.description = "; ".join(f"bit {b} {n}: {m}" for n, (b, m) in FLAGS.items())
         return out
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Dipoles of which the positive lobe is in the stamps of one task and the negative one in those of another."""
+
+    science: _Task
+    template: _Task
+
+    @classmethod
+    def of(cls, science: _Task, template: _Task) -> _Joint:
+        """Point sources in both, each from its own lobe where the start tells them.
+
+        Raises
+        ------
+        InputError
+            The template has other stamps or another unit.
+        """
+        if template.stamps.shape != science.stamps.shape:
+            raise InputError(f"fit: template has shape {template.stamps.shape}; {science.stamps.shape} is needed")
+        if template.unit != science.unit:
+            raise InputError(f"fit: template is in {template.unit}, but the stamps in {science.unit}")
+        told = bool(len(science.lobes)) and bool(np.isfinite(science.lobes).all())
+        starts = science.lobes.transpose(1, 0, 2) if told else (science.start, science.start)
+        tasks = zip((science, template), starts, strict=True)
+        return cls(*(replace(task, model="point", start=start) for task, start in tasks))
+
+    def batches(self) -> list[slice]:
+        return self.science.batches()
+
+    def measured(self, rows: slice, forced: bool, residuals: bool) -> dict[str, np.ndarray]:
+        """Columns of one batch, as of `_Task`."""
+        tasks = (self.science, self.template)
+        parts = [task.fitted(rows, forced) for task in tasks]
+        plain = [in_units(found.fit, scaled.scale, scaled.level) for _, found, scaled, _ in parts]
+        both = lobes_of(*plain)
+        free = sum(found.free for _, found, _, _ in parts)
+        degenerate = np.zeros(len(both.chi2), bool) if forced else undetermined(both)
+        scaled = parts[0][2]
+        unscaled = replace(scaled, scale=np.ones_like(scaled.scale), level=np.zeros_like(scaled.level))
+        columns = _Found(both, free, True, degenerate).columns(unscaled, self.science.side // 2)
+        if residuals:
+            columns["residual"], columns["residual_template"] = (
+                task.residual(*part) for task, part in zip(tasks, parts, strict=True)
+            )
+        return columns
+
+    def table(self, columns: dict[str, np.ndarray]) -> FitResult:
+        return replace(self.science, model="dipole").table(columns)
 
 
 def _psf(psf: Any, n: int, backend: Backend) -> tuple[Array, np.ndarray]:
@@ -486,7 +559,7 @@ def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
     """Dipoles, from starts along the moment and from the peaks of both signs."""
     row = np.arange(len(own.start))
     moment = own.fit(own.start[:, None], row, limit=1).moment[:, 1:3]
-    found = fit_dipoles(own, row, np.nan_to_num(moment), sigma, known, lambda rows: _peaks(own, sigma, rows))
+    found = fit_dipoles(own, row, np.nan_to_num(moment), sigma, known, lambda rows: peaks(own, sigma, rows))
     found = _calibrated(positive_first(found), DIPOLE_FREE, known)
     degenerate = undetermined(found)
     rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA))
@@ -520,32 +593,3 @@ def _forced(own: Stamps, model: str, known: bool) -> _Found:
         raise ConfigError("fit: forced dipoles need the places of both lobes, start of shape (n, 2, 2)")
     found, free = forced_fit(own, own.start[:, None] if model == "point" else own.lobes)
     return _Found(_calibrated(found, free, known), free, known, np.zeros(len(own.start), bool))
-
-
-def _peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Highest and lowest pixel (n, 2, 2), from the middle, of some stamps' matched filter near their starts."""
-    backend = backend_of(own.data)
-    xp, fft, side = backend.xp, backend.fft, own.data.shape[1]
-    if not len(rows):
-        return np.zeros((0, 2, 2))
-    index, sigma, start = backend.asarray(rows), sigma[rows], own.start[rows]
-    data, weight = own.data[index], own.weight[index]
-    # a Gaussian of about the PSF's width finds the lobes well enough
-    o = np.arange(side) - side // 2
-    wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma, 0.7)[:, None, None] ** 2)))
-    size = fft.next_fast_len(side + side // 2, True)
-
-    def through(plane: Array, kernel: np.ndarray) -> Array:
-        spectrum = fft.rfft2(backend.asarray(kernel, np.float32), (size, size))
-        return fft.irfft2(fft.rfft2(plane, (size, size)) * xp.conj(spectrum), (size, size))
-
-    top, bottom = through(weight * data, wide), through(weight, wide**2)
-    # correlation with a kernel whose middle is at side // 2 is moved back by that
-    top, bottom = (xp.roll(a, (side // 2, side // 2), (1, 2))[:, :side, :side] for a in (top, bottom))
-    least = 1e-3 * bottom.max(axis=(1, 2))[:, None, None]
-    snr = xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
-    near = np.abs(o - start[:, None, :].transpose(0, 2, 1)) <= REACH
-    inside = backend.asarray(near[:, 1, :, None] & near[:, 0, None, :])
-    ends: list[Callable[..., Array]] = [partial(xp.argmax, axis=1), partial(xp.argmin, axis=1)]
-    place = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)
-    return np.stack([place % side, place // side], 2) - side // 2.0
