@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""encode.cuh on the host, under the sanitizers: stored words, dither positions, steps, Rice streams."""
+"""encode.cuh and deflate.cuh on the host, under the sanitizers: stored words, dither, steps, Rice and deflate codes."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ import support_host_cuda
 from cases import big_endian, quantise_tiles, rice_encode
 
 from skydelta.kernels.backend import CPU
+from skydelta.kernels.cpu import reference_deflate
 from skydelta.kernels.cpu import reference_encode as reference
+from skydelta.kernels.cpu.reference_inflate import DISTANCES, LENGTHS
 from skydelta.kernels.dither import dither_table
 from skydelta.kernels.encode import LEVELS, LOWEST, NOISE
 
@@ -145,3 +147,111 @@ def test_rice_streams(rng, tmp_path, shape):
     inputs = {"pixels": pixels.astype(np.int32)}
     got = support_host_cuda.run(tmp_path, "encode.cuh", body, inputs, outputs)
     assert got["out"][: got["length"][0]].tobytes() == reference.rice_stream(pixels.ravel())
+
+
+def test_symbols_of_lengths_and_distances(tmp_path):
+    body = """
+    using namespace deflate;
+    const auto keep = [](int* to, Symbol s) { to[0] = s.symbol; to[1] = s.more; to[2] = s.rest; };
+    for (int n = SHORTEST; n <= LONGEST; ++n) keep(&lengths[3 * (n - SHORTEST)], length_symbol(n));
+    for (int n = 1; n <= 32768; ++n) keep(&distances[3 * (n - 1)], distance_symbol(n));
+    """
+    outputs = {"lengths": ("int32", (256, 3)), "distances": ("int32", (32768, 3))}
+    got = support_host_cuda.run(tmp_path, "deflate.cuh", body, {}, outputs)
+    want = [reference_deflate.symbol_of(n, LENGTHS) for n in range(3, 259)]
+    np.testing.assert_array_equal(got["lengths"] - [257, 0, 0], want)
+    some = np.r_[1:300, 1000:32769:97]
+    want = [reference_deflate.symbol_of(n, DISTANCES) for n in some.tolist()]
+    np.testing.assert_array_equal(got["distances"][some - 1], want)
+
+
+def test_codes_and_how_they_are_told(rng, tmp_path):
+    """Counts of every spread, and Fibonacci's, of which a code by Huffman alone has more than 15 bits."""
+    fibonacci = [1, 2]  # the end of the block is the other 1
+    while len(fibonacci) < 18:
+        fibonacci.append(sum(fibonacci[-2:]))
+    cases = [np.minimum(rng.geometric(10.0 ** rng.uniform(-2, -0.1), 286) - 1, 50) for _ in range(30)]
+    cases.append(np.r_[fibonacci, np.zeros(268)])
+    counts = np.array(cases).astype(np.int32)
+    counts[:, 256] = np.maximum(counts[:, 256], 1)
+    counts[:, 0] = np.maximum(counts[:, 0], 1)
+    n, far = len(counts), 3
+    order = np.argsort(counts, axis=1, kind="stable").astype(np.int32)
+    body = f"""
+    using namespace deflate;
+    for (int c = 0; c < {n}; ++c) {{
+      Queues q;
+      const int* own = counts + c * SYMBOLS;
+      int used = 0;
+      for (int i = 0; i < SYMBOLS; ++i)
+        if (own[order[c * SYMBOLS + i]]) q.order[used++] = (unsigned short)order[c * SYMBOLS + i];
+      std::vector<unsigned char> coded(SYMBOLS, 0), orders(ORDERS);
+      code_lengths(q, own, used, LONGEST_CODE, coded.data());
+      std::vector<unsigned> told(HEADER_WORDS, 0u);
+      bits[c] = header(coded.data(), {far}, c % 2 == 1, q, orders.data(), told.data());
+      int next[LONGEST_CODE + 1];
+      first_codes(coded.data(), SYMBOLS, next);
+      for (int s = 0; s < SYMBOLS; ++s) {{
+        lengths[c * SYMBOLS + s] = coded[s];
+        codes[c * SYMBOLS + s] = coded[s] ? (int)turned((unsigned)next[coded[s]]++, coded[s]) : 0;
+      }}
+      for (int i = 0; i < HEADER_WORDS; ++i) words[c * HEADER_WORDS + i] = (int)told[i];
+    }}
+    """
+    outputs = {
+        "bits": ("int32", n),
+        "lengths": ("int32", (n, 286)),
+        "codes": ("int32", (n, 286)),
+        "words": ("int32", (n, 72)),
+    }
+    got = support_host_cuda.run(tmp_path, "deflate.cuh", body, {"counts": counts, "order": order}, outputs)
+    for c, own in enumerate(counts.tolist()):
+        code = reference_deflate.prefix_code(own, 15)
+        assert got["lengths"][c].tolist() == [len(code.get(s, "")) for s in range(286)]
+        assert got["codes"][c].tolist() == [int(code.get(s, "0")[::-1], 2) for s in range(286)]
+        told = f"{c % 2}01" + reference_deflate.description(code, far)
+        words = got["words"][c].view(np.uint32)
+        assert "".join(f"{w:032b}"[::-1] for w in words)[: got["bits"][c]] == told
+    assert got["lengths"].max() == 15
+
+
+def test_chunks_roles_and_places(tmp_path):
+    body = """
+    using namespace deflate;
+    int k = 0;
+    for (int again = 0; again < 2; ++again)
+      for (int next = 0; next < 2; ++next)
+        for (int run = 1; run <= 600; ++run) {
+          const Role r = role(again, next, run);
+          roles[k++] = r.literals;
+          roles[k++] = r.match;
+        }
+    const long long piece = 2 * CHUNK + 5;
+    for (int c = 0; c < 12; ++c) {
+      const Chunk chunk(7, c, 4, 3, piece, 1);
+      places[4 * c] = chunk.begin;
+      places[4 * c + 1] = chunk.size;
+      places[4 * c + 2] = chunk.first;
+      places[4 * c + 3] = chunk.last;
+    }
+    for (int at = 0; at < 16; ++at) {
+      ends[2 * at] = behind(at, 77, 100);
+      ends[2 * at + 1] = behind(at, 0, 100);
+    }
+    """
+    outputs = {"roles": ("int32", (2, 2, 600, 2)), "places": ("int64", (3, 4, 4)), "ends": ("int64", (16, 2))}
+    got = support_host_cuda.run(tmp_path, "deflate.cuh", body, {}, outputs)
+    assert (got["roles"][0] == [1, 0]).all()
+    length = np.arange(600) % 258 + 1
+    np.testing.assert_array_equal(got["roles"][1, 0, :, 1], np.where(length < 6, 0, length))
+    np.testing.assert_array_equal(got["roles"][1, 0, :, 0], np.where(length < 6, length, 0))
+    np.testing.assert_array_equal(got["roles"][1, 1, :, 1], np.where(length == 258, 258, 0))
+    assert (got["roles"][1, 1, :, 0] == 0).all()
+    chunk, piece = 1 << 14, 2 * (1 << 14) + 5
+    for p in range(3):
+        for k in range(4):
+            size = min(max(piece - k * chunk, 0), chunk)
+            want = [p * piece + k * chunk, size, p == k == 0, (p, k) == (2, 2)]
+            assert got["places"][p, k].tolist() == want
+    assert got["ends"][:, 0].tolist() == [at + 77 for at in range(16)]
+    assert got["ends"][:, 1].tolist() == [-(-(at + 3) // 8) * 8 + 32 + 800 for at in range(16)]
