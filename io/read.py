@@ -180,6 +180,12 @@ def _open(
         raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
     place = backend if isinstance(opened, FitsFile) else CPU
     header, decoded, odd = opened.read(hdu, dtype, section, flags, place, checks)
+    for other in opened.hdus:
+        if other.fault is not None and other.size < 0:
+            try:
+                checks.lost(other, opened.label)
+            except InputError as e:
+                raise opened.error(other, str(e)) from None
     draft = Draft(decoded, opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]

@@ -89,10 +89,24 @@ class Checks:
         log.warning("%s: %s: %s", label, hdu.label, said)
         self.wrong.append(f"{Path(label).name} {hdu.label}: {said}")
 
+    def lost(self, hdu: Hdu, label: str) -> None:
+        """Say of an HDU that hides all that follows it that it is wrong: its own sums cannot be.
+
+        Raises
+        ------
+        InputError
+            The policy is ``error``.
+        """
+        said = f"cannot be read, and what follows it, planes of this image perhaps, is lost: {hdu.fault}"
+        if self.policy == "error":
+            raise InputError(said)
+        log.warning("%s: %s: %s", label, hdu.label, said)
+        self.wrong.append(f"{Path(label).name} {hdu.label}: {said}")
+
     def note(self) -> dict[str, Any]:
         """For the notes of an exposure, JSON-able."""
         if self.policy == "ignore":
-            return {"policy": self.policy}
+            return {"policy": self.policy, **({"wrong": self.wrong} if self.wrong else {})}
         counts = {"right": self.right, "absent": self.absent, "section": self.section, "wrong": self.wrong}
         return {"policy": self.policy, **{name: found for name, found in counts.items() if found}}
 

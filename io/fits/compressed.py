@@ -57,7 +57,9 @@ class Compression:
         if not (isinstance(self.level, int | float) and math.isfinite(self.level) and 1 <= self.level <= 1000):
             raise ConfigError(f"write: quantise_level {self.level!r}; 1 to 1000 is allowed")
         if self.tile is not None and not (
-            len(self.tile) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in self.tile)
+            isinstance(self.tile, tuple | list)
+            and len(self.tile) == 2
+            and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in self.tile)
         ):
             raise ConfigError(f"write: tile {self.tile!r}; (rows, columns), each at least 1, are needed")
 

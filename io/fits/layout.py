@@ -40,7 +40,7 @@ class Hdu:
     start, data : int
         First byte of the header and of the data.
     size : int
-        Bytes of data, padding excluded.
+        Bytes of data, padding excluded; -1 where a fault hides it, and with it all that follows.
     shape : tuple of int
         Of the image, (y, x) order; empty without pixels.
     fault : str or None
@@ -149,7 +149,7 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
         except InputError as e:
             if not hdus:
                 raise InputError(f"{path}: HDU 0: {e}", **e.numbers) from None
-            hdus.append(Hdu(len(hdus), "other", Cards(header=fits.Header()), offset, fault=str(e)))
+            hdus.append(Hdu(len(hdus), "other", Cards(header=fits.Header()), offset, size=-1, fault=str(e)))
             break
         hdus.append(hdu)
         if hdu.index == 0 and last(cards, "SIMPLE") is False:

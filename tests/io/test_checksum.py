@@ -3,6 +3,7 @@
 
 import json
 import logging
+import re
 import warnings
 
 import numpy as np
@@ -439,3 +440,24 @@ def test_stacks_and_stored_kernels_are_flagged(visit, tmp_path, rng):
         ctx = Context(resolve("cpu"))
         LoadKernel(file=str(path)).run(ctx)
         assert list(ctx.flags) == flags
+
+
+@pytest.mark.parametrize("compression", [None, "RICE_1"])
+@pytest.mark.parametrize("behind", [2, 3])
+def test_a_header_that_cannot_be_read_does_not_hide_planes_in_silence(tmp_path, rng, compression, behind):
+    """A flipped bit in the blanks behind END: nothing of the HDU, or behind it, can be found."""
+    exposure = support_io.make_exposure(rng)
+    path = tmp_path / "p.fits"
+    skydelta.write(exposure, path, compression)
+    data = bytearray(path.read_bytes())
+    with skydelta.open(path) as file:
+        at = file.hdus[behind].data - 1
+    data[at] ^= 1
+    path.write_bytes(data)
+    words = rf"p.fits.* HDU {behind}.*cannot be read, and what follows it.* is lost: header is not filled with blanks"
+    with pytest.raises(InputError, match=words.replace(".* HDU", ": HDU")):
+        skydelta.read(path, device="cpu", checksum="error")
+    for policy in ("warn", "ignore"):
+        found = skydelta.read(path, device="cpu", checksum=policy)
+        assert any(re.search(words, line) for line in found.notes["checksum"]["wrong"])
+        assert any(re.search(words, line) for line in found.notes["warnings"])

@@ -232,6 +232,7 @@ def test_what_is_not_allowed(rng, tmp_path):
         (("RICE_1", {"quantise_level": float("nan")}), "quantise_level nan"),
         (("RICE_1", {"tile": (0, 5)}), r"tile \(0, 5\)"),
         (("RICE_1", {"tile": (3,)}), r"tile \(3,\)"),
+        (("RICE_1", {"tile": 5}), "tile 5; "),
     ):
         *positional, options = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
         with pytest.raises(ConfigError, match=words):
