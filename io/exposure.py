@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from skydelta.io.sky import low_level, sky_type
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.usable import usable_pixels
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,27 @@ class Exposure:
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def single(self) -> Exposure:
-        """The exposure with float32 planes, as the stages take it; itself when it has them already."""
-        wide = {
-            name: plane.astype(np.float32)
-            for name in ("image", "variance")
-            if (plane := getattr(self, name)) is not None and plane.dtype != np.float32
-        }
-        return self.with_(**wide) if wide else self
+        """The exposure with float32 planes, as the stages take it; itself when it has them already.
+
+        What float32 does not hold becomes NaN and NO_DATA, with a warning in the log.
+        """
+        xp, lost = self.backend.xp, None
+        narrow: dict[str, Array] = {}
+        for name in ("image", "variance"):
+            wide = getattr(self, name)
+            if wide is None or wide.dtype == np.float32:
+                continue
+            with np.errstate(over="ignore"):
+                narrow[name] = wide.astype(np.float32)
+            beyond = xp.isinf(narrow[name]) & xp.isfinite(wide)
+            if wide.dtype.kind == "f" and bool(beyond.any()):
+                narrow[name][beyond] = np.nan
+                lost = beyond if lost is None else lost | beyond
+        if lost is not None:
+            mask = lost * np.int32(self.planes.bit("NO_DATA"))
+            narrow["mask"] = mask if self.mask is None else mask | self.mask
+            log.warning("%s: %d pixels are beyond float32 (3.4e38) and masked", self.id or "exposure", int(lost.sum()))
+        return self.with_(**narrow) if narrow else self
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -177,19 +194,19 @@ class Exposure:
         from astropy.nddata import VarianceUncertainty
 
         planes = MaskPlanes()
-        data = np.asarray(ccd.data, np.float32)
+        data = np.asarray(ccd.data)
         mask = None
         if ccd.mask is not None:
             mask = np.where(np.broadcast_to(ccd.mask, data.shape), planes.bit("BAD"), 0).astype(np.int32)
         variance = None
         if ccd.uncertainty is not None:
             try:
-                variance = np.asarray(ccd.uncertainty.represent_as(VarianceUncertainty).array, np.float32)
+                variance = np.asarray(ccd.uncertainty.represent_as(VarianceUncertainty).array)
             except TypeError:
                 kind = type(ccd.uncertainty).__name__
                 raise InputError(f"{id or 'image'}: {kind} has no known relation to a variance") from None
         header = ccd.meta.copy() if isinstance(ccd.meta, fits.Header) else _cards(ccd.meta)
-        return cls(data, variance, mask, planes, ccd.wcs, unit=ccd.unit, header=header, id=id)
+        return cls(data, variance, mask, planes, ccd.wcs, unit=ccd.unit, header=header, id=id).single()
 
     def _repr_html_(self) -> str:
         rows = {

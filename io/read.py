@@ -214,9 +214,11 @@ def _from_array(array: Any, header: Any, dtype: str) -> Draft:
     if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
         own = np.ascontiguousarray(pixels, native)
     else:
-        own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
+        with np.errstate(over="ignore"):  # what overflows is flagged below
+            own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
     flags = Flags(MaskPlanes().bit("NO_DATA"))
     flags.apply(own)
+    flags.native = native.name
     return Draft(own, cards, flags, notes={"image": {"type": native.name}})
 
 
@@ -251,13 +253,18 @@ def _complete(
 ) -> Exposure:
     pixels = draft.pixels
     if draft.flags.infinite:
-        draft.warnings.append(f"{draft.flags.infinite} infinite pixels are masked")
+        draft.warnings.append(_infinite(draft))
     _attach_mask(draft, mask, stack)
     if pixels.dtype.kind == "f":
         draft.notes["mask"]["missing_pixels"] = draft.flags.missing
     _mark_saturation(draft, saturation)
     found = _variance(draft, pixels, given, gain, read_noise, stack)
     good, usable = mark_unknown(found.values, draft.mask, draft.planes.bit("NO_DATA"), draft.planes.invalid)
+    if beyond := found.note.get("invalid", {}).get("out_of_range"):
+        draft.warnings.append(
+            f"{beyond} pixels of the variance from {found.note['source']} (read as {found.note['kind']}) are beyond "
+            f"float32 ({variances.FLOAT32}) and masked"
+        )
     if found.note["kind"] != "estimated":
         _doubt(draft, pixels, found, good)
     draft.notes["variance"] = found.note
@@ -291,6 +298,16 @@ def _complete(
         id=Path(draft.source.label).name if draft.source is not None else "",
         notes=draft.notes,
     )
+
+
+def _infinite(draft: Draft) -> str:
+    """How many pixels are infinite. So are numbers beyond float32; the pass that decodes does not tell them apart."""
+    if draft.pixels.dtype == np.float32 and draft.flags.native == "float64":
+        return (
+            f"{draft.flags.infinite} pixels that are infinite or beyond float32 (3.4e38) are masked; "
+            'dtype="native" keeps those that are finite'
+        )
+    return f"{draft.flags.infinite} infinite pixels are masked"
 
 
 class _Found(NamedTuple):

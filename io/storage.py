@@ -12,13 +12,13 @@ import lzma
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from skydelta.errors import InputError
+from skydelta.errors import ConfigError, InputError
 from skydelta.kernels.decode import expand_lzw
 
 CONTAINERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x1f\x9d": "LZW", b"PK\x03\x04": "zip"}
@@ -29,6 +29,16 @@ _INFLATE: dict[str, Callable[[], Any]] = {
     "bzip2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
 }
+
+_DEFLATE: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.compressobj(wbits=31),
+    ".bz2": bz2.BZ2Compressor,
+    ".xz": lzma.LZMACompressor,
+}
+"""Whole-file compressions by the suffix that asks for them. Of their headers zlib writes no time and no name."""
+
+_UNWRITTEN = (".z", ".zip", ".zst", ".lz4")
+"""Suffixes that ask for others."""
 
 MAX_RATIO, MAX_SIZE = 200, 1 << 30
 """Expansion above which a file of more than a gigabyte is not believed (images of nothing but zeros reach 1000)."""
@@ -207,20 +217,23 @@ def _decompress(path: str, kind: str, data: bytes) -> bytes:
 def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
     """Write under a temporary name in the same folder, flush to disk, rename; nothing is left behind on failure.
 
-    The parts follow each other; arrays are uint8 (n,). A symbolic link is followed: the file that it names is replaced.
+    The parts follow each other; arrays are uint8 (n,). A name that ends in .gz, .bz2 or .xz compresses them; the same
+    parts give the same bytes. A symbolic link is followed: the file that it names is replaced.
     A process that is killed meanwhile leaves what was at ``path`` before, and a hidden ``.NAME.*.part`` beside it.
 
     Raises
     ------
     InputError
         The folder is missing or cannot be written, the disk is full, or ``path`` is there and no regular file.
+    ConfigError
+        The name asks for a whole-file compression that is not written.
     """
     temporary, asked, path = None, path, _written(path)
     try:
         fd, temporary = _part(path)
         with os.fdopen(fd, "wb", buffering=0) as file:
-            for part in parts:
-                _write_all(file.fileno(), part.data if isinstance(part, np.ndarray) else memoryview(part))
+            for part in _packed(asked, parts):
+                _write_all(file.fileno(), part)
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
@@ -233,6 +246,19 @@ def write_bytes(path: Path, *parts: bytes | np.ndarray) -> Path:
     return asked
 
 
+def _packed(path: Path, parts: tuple[bytes | np.ndarray, ...]) -> Iterator[memoryview]:
+    """The parts as the suffix wants them."""
+    pieces = (part.data if isinstance(part, np.ndarray) else memoryview(part) for part in parts)
+    make = _DEFLATE.get(path.suffix.lower())
+    if make is None:
+        yield from pieces
+        return
+    stream = make()
+    for piece in pieces:
+        yield memoryview(stream.compress(piece))
+    yield memoryview(stream.flush())
+
+
 def check_writable(path: Path) -> None:
     """Raise what `write_bytes` would, before the work that leads to it; nothing changes.
 
@@ -240,6 +266,8 @@ def check_writable(path: Path) -> None:
     ------
     InputError
         The folder is missing or takes no file, or ``path`` is there and no regular file.
+    ConfigError
+        The name asks for a whole-file compression that is not written.
     """
     target = _written(path)
     if os.path.isdir(target):
@@ -273,6 +301,10 @@ def _try_part(asked: Path, path: Path) -> None:
 
 def _written(path: Path) -> Path:
     """The file that is written where ``path`` is asked for."""
+    if path.suffix.lower() in _UNWRITTEN:
+        raise ConfigError(
+            f"{path}: {path.suffix} cannot be written; allowed are {', '.join(_DEFLATE)}, or none of these"
+        )
     # os.path answers where pathlib raises: a folder above may be closed, a name too long
     target = Path(os.path.realpath(path)) if os.path.islink(path) else path
     if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):

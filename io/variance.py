@@ -35,6 +35,10 @@ AROUND, ALIKE = 5, 3.0
 """Blocks along a side of the square that is averaged over, and the largest difference in it, in robust standard
 deviations of that of neighbours."""
 
+LEAST, MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+FLOAT32 = f"{LEAST:.1e} to {MOST:.1e}"
+"""Positive numbers that float32 holds, and the same in words."""
+
 SAMPLED = 200
 """Blocks that are enough for one number of the whole image."""
 
@@ -139,7 +143,7 @@ def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     Raises
     ------
     InputError
-        Fewer good pixels than any noise can be measured from.
+        Fewer good pixels than any noise can be measured from, or a variance beyond float32.
     """
     backend, xp = backend_of(image), backend_of(image).xp
     image = image.astype(np.float32, copy=False)
@@ -157,6 +161,11 @@ def estimate(image: Array, good: Array, detector: Detector) -> Variance:
     modelled = max(level - detector.bias, 0.0) / gain + dark if gain else 0.0
     if measured == modelled == 0:
         raise InputError("variance cannot be estimated: neither gain and sky nor the image itself give any noise")
+    if not LEAST <= (found := max(measured, modelled)) <= MOST:
+        raise InputError(
+            f"variance cannot be estimated: a noise of {np.sqrt(found):.3g} has a variance beyond float32 ({FLOAT32}); "
+            "give the image in another unit"
+        )
     sky_map = _spread(np.where(np.isfinite(sky), sky, level), image.shape, backend)
     note: dict[str, Any] = {"sky": level, "sky_variance_measured": measured}
     if gain is None:

@@ -23,6 +23,9 @@ METHODS = ("RICE_1", "GZIP_2")
 
 DITHER = "SUBTRACTIVE_DITHER_2"
 
+LEVEL = 16.0
+"""Quantisation steps in one standard deviation of the noise where no others are asked for."""
+
 SHORT = 2**31 - 1
 """Largest heap that descriptors of 32 bits reach."""
 
@@ -35,26 +38,31 @@ class Compression:
     ----------
     method : {"RICE_1", "GZIP_2"}
         GZIP_2 is lossless. RICE_1 is lossless for integers; floats are quantised first.
-    level : float
-        Quantisation steps in one standard deviation of the noise of a tile: each restored value is at most half a
-        step off, and the noise variance grows by 1 / (12 level^2), which is 0.03 % at 16 and 0.5 % at 4.
+    level : float, optional
+        Of RICE_1, 16 when left out: quantisation steps in one standard deviation of the noise of a tile. Each restored
+        value is at most half a step off, and the noise variance grows by 1 / (12 level^2), which is 0.03 % at 16 and
+        0.5 % at 4.
     tile : (int, int) or None
         Rows and columns of a tile; None for one row.
 
     Raises
     ------
     ConfigError
-        A value is not allowed.
+        A value is not allowed, or has no effect.
     """
 
     method: str
-    level: float = 16.0
+    level: float | None = None
     tile: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"write: compression {self.method!r}; allowed are None, {', '.join(METHODS)}")
-        if not (isinstance(self.level, int | float) and math.isfinite(self.level) and 1 <= self.level <= 1000):
+        if self.level is not None and self.method != "RICE_1":
+            raise ConfigError(
+                f"write: quantise_level with compression {self.method!r}, which is lossless; RICE_1 takes it"
+            )
+        if not (isinstance(self.steps, int | float) and math.isfinite(self.steps) and 1 <= self.steps <= 1000):
             raise ConfigError(f"write: quantise_level {self.level!r}; 1 to 1000 is allowed")
         if self.tile is not None and not (
             isinstance(self.tile, tuple | list)
@@ -62,6 +70,11 @@ class Compression:
             and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in self.tile)
         ):
             raise ConfigError(f"write: tile {self.tile!r}; (rows, columns), each at least 1, are needed")
+
+    @property
+    def steps(self) -> float:
+        """``level``, or what is used without one."""
+        return LEVEL if self.level is None else self.level
 
     def tile_for(self, shape: tuple[int, int]) -> tuple[int, int]:
         """The tile of an image: never larger than it."""
@@ -108,7 +121,7 @@ def compressed(
     parameters: list[tuple[str, Any, str]] = []
     numbers: dict[str, np.ndarray] = {}
     if floats and compression.method == "RICE_1":
-        columns, numbers = _quantised(pixels, tile, compression.level, seed)
+        columns, numbers = _quantised(pixels, tile, compression.steps, seed)
         cards = [("ZQUANTIZ", DITHER, "how floats became integers"), ("ZDITHER0", seed, "start of the dither numbers")]
         cards += [("ZBLANK", encode.NULL, "integer of NaN")]
     else:
@@ -122,7 +135,7 @@ def compressed(
         parameters += [("BLOCKSIZE", encode.BLOCK, "pixels in a block")]
         parameters += [("BYTEPIX", 4 if floats else pixels.dtype.itemsize, "bytes of a pixel")]
     if numbers:
-        parameters += [("NOISEBIT", float(compression.level), "steps in one sigma of the noise")]
+        parameters += [("NOISEBIT", float(compression.steps), "steps in one sigma of the noise")]
     out = _structure(table, sum(len(part) for part in heap), columns, numbers)
     out["ZIMAGE"] = (True, "this table is a compressed image")
     out["ZTENSION"] = ("IMAGE", "the image's own XTENSION")

@@ -14,7 +14,7 @@ from astropy.io import fits
 from astropy.table import Table
 
 from skydelta import __version__
-from skydelta.errors import InputError
+from skydelta.errors import ConfigError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import CARD
 from skydelta.io.fits.compressed import Compression, compressed, takes
@@ -157,7 +157,7 @@ def write(
     path: str | Path,
     compression: Literal["RICE_1", "GZIP_2"] | None = None,
     *,
-    quantise_level: float = 16.0,
+    quantise_level: float | None = None,
     tile: tuple[int, int] | None = None,
 ) -> None:
     """Write an Exposure: SCI, then VAR, DQ and PSF where it has them. `read` gives it back.
@@ -167,22 +167,29 @@ def write(
     exposure : Exposure
         On any device: pixels are encoded there, and only what is written comes to the host.
     path : str or Path
+        A name that ends in .gz, .bz2 or .xz makes a file that is compressed as a whole.
     compression : {"RICE_1", "GZIP_2"}, optional
         In tiles, of SCI, VAR and DQ. Integers, so every mask, and all of GZIP_2 are lossless. RICE_1 quantises floats
         with SUBTRACTIVE_DITHER_2: NaN and exact zeros stay what they are, tiles without measurable noise stay
         lossless. 64-bit integers are not compressed.
-    quantise_level : float
-        Steps of RICE_1 in one standard deviation of a tile's noise, 1 to 1000: values are off by half a step at most.
+    quantise_level : float, optional
+        Of RICE_1: steps in one standard deviation of a tile's noise, 1 to 1000; 16 when not given. Values are off by
+        half a step at most.
     tile : (int, int), optional
-        Rows and columns of a tile; one row when not given.
+        Rows and columns of a tile of a compressed image; one row when not given.
 
     Raises
     ------
     InputError
-        The folder cannot be written, the disk is full, the WCS has no header form, or FITS no such type of pixels.
+        The folder cannot be written, the disk is full, the image has no pixels, the WCS no header form, or FITS no such
+        type of pixels.
     ConfigError
-        A value of the compression is not allowed.
+        A value of the compression is not allowed or has no effect, or the name asks for another compression.
     """
+    if compression is None:
+        unused = {"quantise_level": quantise_level, "tile": tile}
+        if given := " and ".join(name for name, value in unused.items() if value is not None):
+            raise ConfigError(f"write: {given} without compression; 'RICE_1' or 'GZIP_2' is needed")
     chosen = None if compression is None else Compression(compression, quantise_level, tile)
     write_hdus(path, exposure_hdus(exposure), chosen)
 
@@ -196,8 +203,10 @@ def exposure_hdus(exposure: Exposure, further: Mapping[str, Array] | None = None
     Raises
     ------
     InputError
-        The WCS cannot be written (`skydelta.io.wcs.wcs_cards`).
+        The image has no pixels, which no reader here takes, or the WCS cannot be written (`skydelta.io.wcs.wcs_cards`).
     """
+    if 0 in exposure.shape:
+        raise InputError(f"{exposure.id or 'exposure'}: image has shape {exposure.shape}; at least one pixel is needed")
     wcs, tables = (None, []) if exposure.wcs is None else wcs_cards(exposure.wcs)
     out: list[Any] = [image_hdu("SCI", exposure.image, wcs, exposure.unit, exposure.header)]
     if exposure.variance is not None:

@@ -166,6 +166,21 @@ def test_parts_are_not_verified_and_take_no_more_bytes(path):
     assert found.notes["checksum"] == {"policy": "error", "section": 1}
 
 
+@pytest.mark.parametrize("name", ["H1", "H2", "H5"])
+def test_a_section_that_is_the_whole_image_is_verified(path, name):
+    with skydelta.open(path) as file:
+        at = file.find(name).data + file.find(name).size // 2
+    damaged, (ny, nx) = flipped(path, at, 1), SHAPE
+    for whole in (f"{damaged}[{name}][1:{nx},1:{ny}]", f"{damaged}[{name}]"):
+        with pytest.raises(InputError, match="DATASUM"):
+            skydelta.read(whole, checksum="error", device="cpu")
+    with skydelta.open(damaged) as file, pytest.raises(InputError, match="DATASUM"):
+        file.pixels(name, (slice(None), slice(0, nx)), checksum="error")
+    found = skydelta.read(f"{path}[{name}][1:{nx},1:{ny}]", checksum="error", device="cpu")
+    assert found.notes["checksum"] == {"policy": "error", "right": 1}
+    assert found.notes["image"]["section"] == f"[1:{nx},1:{ny}]"
+
+
 @pytest.mark.parametrize("name", ["H1", "H3", "H5", "H6", "H8", "H11"])
 def test_no_byte_is_read_twice(path, monkeypatch, name):
     monkeypatch.setattr(tiled, "GAP", -1)  # each tile by a read of its own
