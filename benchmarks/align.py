@@ -31,7 +31,7 @@ from scipy import ndimage
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
-from skydelta.kernels.resample import ADAPTIVE, DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
+from skydelta.kernels.resample import ADAPTIVE, DEGREES, DRIZZLE, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
@@ -272,11 +272,12 @@ def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
     values, work = prepare(
         there.image, there.variance, there.mask, degree=0, fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
-    for spec in (EXACT, ADAPTIVE):
+    drops = {"pixfrac": 0.6}
+    for spec, more in ((EXACT, {}), (DRIZZLE, drops), (ADAPTIVE, {})):
         by_corners = implementation(spec, device)
 
-        def share(by_corners: Any = by_corners) -> Any:
-            return by_corners(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits)
+        def share(by_corners: Any = by_corners, more: Any = more) -> Any:
+            return by_corners(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits, **more)
 
         show(spec.name, milliseconds(share), spec.bytes_per_pixel)
     return {"device": xp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "copy_TB_per_s": round(speed / 1e3, 3),

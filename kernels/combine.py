@@ -122,12 +122,21 @@ class Sums:
         self.states = np.zeros((4, *shape), np.int32)  # used and covering images, bits of the used and of the others
 
     def add(
-        self, image: np.ndarray, variance: np.ndarray | None, mask: np.ndarray, at: tuple[int, int], terms: Terms
+        self,
+        image: np.ndarray,
+        variance: np.ndarray | None,
+        mask: np.ndarray,
+        at: tuple[int, int],
+        terms: Terms,
+        share: np.ndarray | None = None,
     ) -> None:
-        """Add an image (float32, with float32 variance and int32 mask) whose pixel (0, 0) is pixel ``at`` (y, x)."""
+        """Add an image (float32, with float32 variance and int32 mask) whose pixel (0, 0) is pixel ``at`` (y, x).
+
+        ``share`` (float32) multiplies the weight of each pixel: that of the drops it is made of.
+        """
         self.variances &= variance is not None
         twins.add(
-            image, twins.present(variance), mask, at[0], at[1], terms.vector(), self.pixel_weights,
+            image, twins.present(variance), mask, twins.present(share), *at, terms.vector(), self.pixel_weights,
             np.array(self.bits, np.int32), self.totals, self.states,
         )  # fmt: skip
 
@@ -156,20 +165,23 @@ class Band:
         Rows of the target that are wanted; the band holds `HALO` more on both sides.
     width : int
     bits : Bits
+    drops : bool
+        Pixels have shares.
     """
 
-    def __init__(self, n: int, y0: int, y1: int, width: int, bits: Bits) -> None:
+    def __init__(self, n: int, y0: int, y1: int, width: int, bits: Bits, drops: bool = False) -> None:
         self.y0, self.y1, self.bits = y0, y1, bits
         shape = (n, y1 - y0 + 2 * HALO, width)
         self.values, self.variances = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
         self.masks = np.full(shape, bits.no_data, np.int32)
+        self.shares = np.zeros(shape if drops else (n, 0, 0), np.float32)
         self.terms = np.stack([Terms().vector()] * n)
         self.has_variance = True
 
     @staticmethod
-    def bytes_per_pixel() -> int:
+    def bytes_per_pixel(drops: bool = False) -> int:
         """Of one image in a band."""
-        return 13
+        return 17 if drops else 13
 
     def put(
         self,
@@ -179,13 +191,17 @@ class Band:
         mask: np.ndarray,
         at: tuple[int, int],
         terms: Terms,
+        share: np.ndarray | None = None,
     ) -> None:
-        """The rows of image k whose pixel (0, 0) is pixel ``at`` (y, x) of the target; other rows are left aside."""
+        """The rows of image k whose pixel (0, 0) is pixel ``at`` (y, x) of the target; other rows are left aside.
+
+        ``share`` (float32) multiplies the weight of each pixel in `clipped`.
+        """
         self.has_variance &= variance is not None
         self.terms[k] = terms.vector()
         twins.place(
-            image, twins.present(variance), mask, at[0], at[1], self.y0 - HALO, self.terms[k],
-            self.values[k], self.variances[k], self.masks[k],
+            image, twins.present(variance), mask, twins.present(share), *at, self.y0 - HALO, self.terms[k],
+            self.values[k], self.variances[k], self.masks[k], self.shares[k],
         )  # fmt: skip
 
     def median(self) -> Combined:
@@ -233,7 +249,7 @@ class Band:
         twins.judge(self.values, self.masks, bits, self.terms, centre, excess, error, sky, sigma, core, judged)
         lost = np.zeros((rows - 2 * HALO, len(self.values)), np.int64)
         kind = ("equal", "exposure", "pixel").index(weights)
-        twins.keep(*planes, judged, bits, self.terms, kind, HALO, lost, *out)
+        twins.keep(*planes, self.shares, judged, bits, self.terms, kind, HALO, lost, *out)
         return self._combined(out), lost.sum(axis=0)
 
     def _empty(self) -> tuple[np.ndarray, ...]:

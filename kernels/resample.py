@@ -16,10 +16,12 @@ import numpy as np
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
-Method = Literal["nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5", "exact", "adaptive"]
+Method = Literal[
+    "nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5", "exact", "drizzle", "adaptive"
+]
 
 METHODS: tuple[Method, ...] = ("nearest", "bilinear", "bspline3", "lanczos3", "bspline5", "lanczos4", "lanczos5")
-"""Those that interpolate, by the number that the kernels know them by; ``exact`` and ``adaptive`` do not."""
+"""Those that interpolate, by the number that the kernels know them by; the others go by the corners of pixels."""
 
 DEGREES = (0, 0, 3, 0, 5, 0, 0)
 """Degree of the spline of each method, 0 for those without a prefilter."""
@@ -110,7 +112,8 @@ class Resampled(NamedTuple):
         Sum of w^2 v with the weights that source pixels really have (for bspline3 the prefilter included).
     mask : int32 (H, W)
     weight : float32 (H, W)
-        Footprint: the part of the kernel's absolute weight that lies on usable source pixels, 0 to 1.
+        Footprint: the part of the kernel's absolute weight that lies on usable source pixels, 0 to 1. Of ``drizzle``:
+        the area of the drops over that of full cover, 1 on average; 0 where there is none.
     """
 
     image: Array
@@ -164,6 +167,19 @@ EXACT = register(
     )
 )
 
+DRIZZLE = register(
+    KernelSpec(
+        name="resample_drizzle",
+        twin="skydelta.kernels.cpu.overlap:drizzle",
+        launch="skydelta.kernels.cuda.resample:drizzle",
+        reference="skydelta.kernels.cpu.reference_overlap:drizzle",
+        entries=(CudaEntry("resample.cu", "resample_drizzle", max_spill=40),),
+        halo="the source pixels under a target pixel",
+        bytes_per_pixel=28.0,
+        tolerance=Tolerance(1e-6, 1e-6, "areas from edges or from clipped polygons, in float64"),
+    )
+)
+
 ADAPTIVE = register(
     KernelSpec(
         name="resample_adaptive",
@@ -185,6 +201,7 @@ def resample(
     pixel_map: PixelMap,
     *,
     method: Method = "bspline3",
+    pixfrac: float = 1.0,
     flux: bool = False,
     bits: MaskBits,
 ) -> Resampled:
@@ -198,13 +215,17 @@ def resample(
     mask : int32 (h, w) or None
         Bits 0 to 30.
     pixel_map : PixelMap
-        For ``exact`` and ``adaptive`` that of pixel corners: one row and one column more than the target, corner
+        For methods not in `METHODS` that of pixel corners: one row and one column more than the target, corner
         (y, x) is the lower left one of pixel (y, x).
-    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "exact", "adaptive"}
+    method : {"nearest", "bilinear", "bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "exact", "drizzle",
+              "adaptive"}
         bspline3 and bspline5 are the interpolating B-splines of degree 3 and 5 (Unser 1999); Lanczos kernels are
         normalised along each axis; exact weights source pixels by the area that they share with the target pixel,
-        bounded by straight lines between its corners; adaptive takes means under a Gaussian that is as large as the
-        larger of both pixels (DeForest 2004).
+        bounded by straight lines between its corners; drizzle does the same with source pixels shrunk about their
+        centres, of which bad ones do not take part (Fruchter & Hook 2002); adaptive takes means under a Gaussian that
+        is as large as the larger of both pixels (DeForest 2004).
+    pixfrac : float
+        Of drizzle: side of a drop over that of its pixel, above 0 and up to 1.
     flux : bool
         Multiply by the area of a target pixel in source pixels (images of flux per pixel); otherwise values are kept
         (surface brightness).
@@ -224,8 +245,9 @@ def resample(
     )
     if method not in METHODS:
         height, width = pixel_map.shape
+        spec = {"exact": EXACT, "drizzle": DRIZZLE, "adaptive": ADAPTIVE}[method]
         return Resampled(
-            *implementation(EXACT if method == "exact" else ADAPTIVE, backend)(
+            *implementation(spec, backend)(
                 values,
                 variance,
                 work,
@@ -235,6 +257,7 @@ def resample(
                 shape=(height - 1, width - 1),
                 flux=flux,
                 bits=bits,
+                **({"pixfrac": pixfrac} if method == "drizzle" else {}),
             )
         )
     return Resampled(

@@ -52,7 +52,7 @@ def _moved(value, terms, y, x):
 
 
 @parallel
-def add(image, variance, mask, y0, x0, terms, pixel_weights, bits, totals, states):
+def add(image, variance, mask, share, y0, x0, terms, pixel_weights, bits, totals, states):
     for y in prange(image.shape[0]):
         for x in range(image.shape[1]):
             m, yy, xx = mask[y, x], y + y0, x + x0
@@ -72,6 +72,8 @@ def add(image, variance, mask, y0, x0, terms, pixel_weights, bits, totals, state
                 continue
             scaled = terms[0] * terms[0] * v
             w = terms[6] / scaled if pixel_weights else terms[6]
+            if share.size:
+                w *= share[y, x]
             totals[0, yy, xx] += w * _moved(image[y, x], terms, yy, xx)
             totals[1, yy, xx] += w
             totals[2, yy, xx] += w * w * scaled
@@ -100,7 +102,7 @@ def finish(totals, states, bits, image, variance, mask, weight):
 
 
 @parallel
-def place(image, variance, mask, y0, x0, first, terms, values, variances, masks):
+def place(image, variance, mask, share, y0, x0, first, terms, values, variances, masks, shares):
     for row in prange(values.shape[0]):
         y = row + first - y0
         if 0 <= y < image.shape[0]:
@@ -113,6 +115,8 @@ def place(image, variance, mask, y0, x0, first, terms, values, variances, masks)
                         value = np.nan
                 values[row, x + x0] = value
                 masks[row, x + x0] = mask[y, x]
+                if share.size:
+                    shares[row, x + x0] = share[y, x]
 
 
 @inline
@@ -254,8 +258,8 @@ def _is_clipped(judged, y, x):
 
 
 @parallel
-def keep(values, variances, masks, judged, bits, terms, kind, halo, lost, image, noise, mask, count, weight):
-    """Weighted mean of what is not clipped; ``lost`` (rows, n) counts what is."""
+def keep(values, variances, masks, shares, judged, bits, terms, kind, halo, lost, image, noise, mask, count, weight):
+    """Weighted mean of what is not clipped, each value with its share; ``lost`` (rows, n) counts what is."""
     n = values.shape[0]
     for row in prange(image.shape[0]):
         choices = np.empty(n, np.int8)
@@ -287,6 +291,8 @@ def keep(values, variances, masks, judged, bits, terms, kind, halo, lost, image,
                 elif choices[i] == best:
                     v = variances[i, y, x]
                     w = 1.0 if kind == _EQUAL else terms[i, 6] if kind == _EXPOSURE else terms[i, 6] / v
+                    if shares.size:
+                        w *= shares[i, y, x]
                     total += w * values[i, y, x]
                     sum_w += w
                     sum_v += w * w * v

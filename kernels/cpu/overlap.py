@@ -3,7 +3,7 @@
 
 `overlap`: the area that it shares with a source pixel comes from Green's theorem. The integral over y of the part of x
 below c is a sum over the edges of the quadrilateral, and a source pixel lies between two values of c. No polygon is
-clipped. `adaptive`: a Gaussian around its middle.
+clipped. `drizzle`: the same with source pixels shrunk about their centres. `adaptive`: a Gaussian around its middle.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ UPRIGHT = 1e-7
 SLIVER = 1e-9
 """Part of a target pixel that must lie on the source."""
 
+TRACE = 1e-5
+"""Part of full cover that drops must have for a value: less comes from errors of positions."""
+
 SEAM = 4.0
 """A quadrilateral this many times larger than the derivatives of the map say has corners on both sides of a seam."""
 
@@ -38,7 +41,7 @@ LIVE = math.log(1e3) / TAPER
 INNER = 1.0
 """r^2 up to which all planes are passed on."""
 
-_EXACT, _ADAPTIVE = range(2)
+_EXACT, _ADAPTIVE, _DRIZZLE = range(3)
 
 
 def overlap(
@@ -76,6 +79,28 @@ def overlap(
     return _run(_EXACT, values, variance, work, nodes, cells, exact, shape, flux, bits)
 
 
+def drizzle(
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+    pixfrac: float,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """Means of source pixels, weighted by the area that the drop of each shares with a target pixel (Fruchter & Hook
+    2002): the drop is the pixel shrunk to ``pixfrac`` of its side. Filled pixels have none.
+
+    Arguments and results as those of `overlap`, but with ``flux`` means times the area of the target pixel, and the
+    weight is the area of the drops there over that of full cover: 1 on average, up to 1 / pixfrac^2.
+    """
+    return _run(_DRIZZLE, values, variance, work, nodes, cells, exact, shape, flux, bits, pixfrac)
+
+
 def adaptive(
     values: np.ndarray,
     variance: np.ndarray | None,
@@ -106,33 +131,34 @@ def _run(
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
+    pixfrac: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     image_out, weight_out = np.empty(shape, np.float32), np.empty(shape, np.float32)
     variance_out = None if variance is None else np.empty(shape, np.float32)
     mask_out = np.empty(shape, np.int32)
     v_in, _ = optional_planes(variance, None)
     v_out, _ = optional_planes(variance_out, None)
-    _gather(kind, values, v_in, work, nodes, cells, exact, exact.shape[2], flux, np.array(bits, np.int32),
+    _gather(kind, values, v_in, work, nodes, cells, exact, exact.shape[2], flux, np.array(bits, np.int32), pixfrac,
             image_out, v_out, mask_out, weight_out)  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
 
 
 @parallel
 def _gather(
-    kind, values, variance, work, nodes, cells, exact, spacing, flux, bits,
+    kind, values, variance, work, nodes, cells, exact, spacing, flux, bits, pixfrac,
     image_out, variance_out, mask_out, weight_out,
 ):  # fmt: skip
     basis = np.empty((2, 4, spacing))
     for t in range(spacing):
         lagrange(t / spacing, basis[0], basis[1], t)
     for y in prange(image_out.shape[0]):
-        _row(kind, values, variance, work, nodes, cells, exact, basis, flux, bits, y, image_out[y], variance_out,
-             mask_out[y], weight_out[y])  # fmt: skip
+        _row(kind, values, variance, work, nodes, cells, exact, basis, flux, bits, pixfrac, y, image_out[y],
+             variance_out, mask_out[y], weight_out[y])  # fmt: skip
 
 
 @inline
 def _row(
-    kind, values, variance, work, nodes, cells, exact, basis, flux, bits, y,
+    kind, values, variance, work, nodes, cells, exact, basis, flux, bits, pixfrac, y,
     image_out, variance_out, mask_out, weight_out,
 ):  # fmt: skip
     w = image_out.size
@@ -145,8 +171,10 @@ def _row(
             xs[k], ys[k] = below[0, x + k] + 0.5, below[1, x + k] + 0.5
             xs[3 - k], ys[3 - k] = above[0, x + k] + 0.5, above[1, x + k] + 0.5
         limit = SEAM * max(below[2, x], below[2, x + 1], above[2, x], above[2, x + 1])
-        if kind == _EXACT:
-            mask_out[x], weight_out[x] = _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result)
+        if kind != _ADAPTIVE:
+            mask_out[x], weight_out[x] = _shared(
+                values, variance, work, xs, ys, limit, flux, bits, kind == _DRIZZLE, pixfrac, edges, result
+            )
         else:
             mask_out[x], weight_out[x] = _smoothed(values, variance, work, xs, ys, limit, flux, bits, result)
         image_out[x] = result[0]
@@ -169,8 +197,9 @@ def _corners(nodes, cells, exact, basis, y, line):
 
 
 @inline
-def _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result):
+def _shared(values, variance, work, xs, ys, limit, flux, bits, drops, pixfrac, edges, result):
     """Mask and weight of one target pixel, its image and variance in ``result``. Source pixel i covers i to i + 1."""
+    margin = 0.5 * (1.0 - pixfrac)
     h, w = values.shape
     result[0] = result[1] = np.nan
     no_data = bits[3]
@@ -183,19 +212,26 @@ def _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result):
         return no_data, 0.0
     x0, y0 = math.floor(left), math.floor(bottom)  # positions are counted from here
     first, last = max(int(x0), 0), min(math.ceil(right), w)
-    touches = AT_PIXEL * min(1.0, area)
-    m = np.int32(0)
+    cover = pixfrac * pixfrac * area  # of the drops under a pixel, where they are all there
+    touches = AT_PIXEL * min(pixfrac * pixfrac, area)
+    m = spoiled = np.int32(0)
     total = seen = lost = v = kept2 = total2 = 0.0
     for yy in range(max(int(y0), 0), min(math.ceil(top), h)):
-        _edges(xs, ys, x0, y0, yy - y0, edges)
+        _edges(xs, ys, x0 + margin, y0 + margin, yy - y0, yy - y0 + pixfrac, edges)
         before = _below(edges, first - x0)
         for xx in range(first, last):
-            after = _below(edges, xx + 1 - x0)
+            if margin > 0.0:
+                before = _below(edges, xx - x0)
+            after = _below(edges, xx - x0 + pixfrac)
             a = after - before if signed > 0.0 else before - after
             before = after
             if a <= 0.0:
                 continue
             f = work[yy, xx]
+            if drops and f < 0:
+                if a > touches:
+                    spoiled |= f
+                continue
             seen += a
             total += a * values[yy, xx]
             total2 += a * a
@@ -210,27 +246,33 @@ def _shared(values, variance, work, xs, ys, limit, flux, bits, edges, result):
                 if f < 0:
                     m |= bits[5]
     m &= np.int32(0x7FFFFFFF)
-    if seen <= SLIVER * area:
-        return no_data, 0.0
-    if seen < (1.0 - AT_PIXEL) * area:
+    if seen <= (TRACE if drops else SLIVER) * cover:
+        return (spoiled & np.int32(0x7FFFFFFF)) | no_data, 0.0
+    if drops:
+        cut = min(left, bottom) < -AT_PIXEL or right > w + AT_PIXEL or top > h + AT_PIXEL
+        most, whole = 1.0 / (pixfrac * pixfrac), area / seen
+    else:
+        cut = seen < (1.0 - AT_PIXEL) * area
+        most, whole = 1.0, 1.0  # with flux the sum, so that pixels cut by the border hold what they cover
+    if cut:
         m |= bits[4]
-    weight = min(1.0, (seen - lost) / area)
+    weight = min(most, (seen - lost) / cover)
     if lost > 0.5 * seen or kept2 == 0.0:
         return m | no_data, weight
-    scale = 1.0 if flux else 1.0 / seen
+    scale = whole if flux else 1.0 / seen
     result[0] = total * scale
     result[1] = v * total2 / kept2 * scale * scale
     return m, weight
 
 
 @inline
-def _edges(xs, ys, x0, y0, row, edges):
-    """Of each edge inside a row of source pixels: its smaller, larger and middle x, its signed height, and half its
-    height per width (0: upright), in ``edges`` (5, 4)."""
+def _edges(xs, ys, x0, y0, low, high, edges):
+    """Of each edge between two heights: its smaller, larger and middle x, its signed height, and half its height per
+    width (0: upright), in ``edges`` (5, 4)."""
     for k in range(4):
         n = (k + 1) % 4
         xa, ya, dx, dy = xs[k] - x0, ys[k] - y0, xs[n] - xs[k], ys[n] - ys[k]
-        ca, cb = min(max(ya, row), row + 1.0), min(max(ya + dy, row), row + 1.0)
+        ca, cb = min(max(ya, low), high), min(max(ya + dy, low), high)
         edges[3, k] = cb - ca
         if cb == ca:
             continue

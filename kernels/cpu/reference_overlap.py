@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.cpu.overlap import INNER, LIVE, REGION, SEAM, SLIVER, TAPER
+from skydelta.kernels.cpu.overlap import INNER, LIVE, REGION, SEAM, SLIVER, TAPER, TRACE
 from skydelta.kernels.cpu.reference_resample import dense_map
 from skydelta.kernels.cpu.resample import AT_PIXEL
 from skydelta.kernels.resample import MaskBits
@@ -28,7 +28,7 @@ def overlap(
     image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
     mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
     for y, x in np.ndindex(*shape):
-        four = np.array([corners[:, y + j, x + i] for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))])
+        four = _around(corners, y, x)
         quad = four[:, :2] + 0.5
         whole = area(quad)
         if not 0 < whole <= SEAM * four[:, 2].max():
@@ -56,6 +56,47 @@ def overlap(
     return image, None if variance is None else var, mask, weight
 
 
+def drizzle(
+    values: np.ndarray,
+    variance: np.ndarray | None,
+    work: np.ndarray,
+    nodes: np.ndarray,
+    cells: np.ndarray,
+    exact: np.ndarray,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+    pixfrac: float,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """As the twin of the same name."""
+    h, w = values.shape
+    corners = _corners(nodes, cells, exact, shape)
+    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
+    for y, x in np.ndindex(*shape):
+        four = _around(corners, y, x)
+        quad = four[:, :2] + 0.5
+        whole = area(quad)
+        if not 0 < whole <= SEAM * four[:, 2].max():
+            continue
+        every = shared_areas(quad, values.shape, (1 - pixfrac) / 2)
+        touched = [p for p, v in every.items() if v > AT_PIXEL * min(pixfrac**2, whole)]
+        a = {p: v for p, v in every.items() if work[p] >= 0}
+        seen = sum(a.values())
+        if seen <= TRACE * pixfrac**2 * whole:
+            mask[y, x] |= np.bitwise_or.reduce([0, *(int(work[p]) & 0x7FFFFFFF for p in touched)])
+            continue
+        cut = (quad < -AT_PIXEL).any() or (quad > np.array([w, h]) + AT_PIXEL).any()
+        mask[y, x] = np.bitwise_or.reduce([bits.edge if cut else 0, *(int(work[p]) for p in touched if p in a)])
+        weight[y, x] = seen / (pixfrac**2 * whole)
+        scale = (whole if flux else 1.0) / seen
+        image[y, x] = sum(v * float(values[p]) for p, v in a.items()) * scale
+        if variance is not None:
+            var[y, x] = sum(v * v * float(variance[p]) for p, v in a.items()) * scale**2
+    return image, None if variance is None else var, mask, weight
+
+
 def adaptive(
     values: np.ndarray,
     variance: np.ndarray | None,
@@ -74,7 +115,7 @@ def adaptive(
     image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
     mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
     for y, x in np.ndindex(*shape):
-        four = np.array([corners[:, y + j, x + i] for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))])
+        four = _around(corners, y, x)
         px, py = four[:, :2].mean(axis=0)
         whole = area(four[:, :2])
         if not (0 < whole <= SEAM * four[:, 2].max() and -0.5 <= px <= w - 0.5 and -0.5 <= py <= h - 0.5):
@@ -118,14 +159,20 @@ def _corners(nodes: np.ndarray, cells: np.ndarray, exact: np.ndarray, shape: tup
     return corners
 
 
-def shared_areas(quad: np.ndarray, shape: tuple[int, int]) -> dict[tuple[int, int], float]:
-    """Area that a polygon (n, 2) shares with each pixel (y, x) of an image; pixel i covers i to i + 1."""
+def _around(corners: np.ndarray, y: int, x: int) -> np.ndarray:
+    """The four corners (4, 3) of a target pixel, in turn around it."""
+    return np.array([corners[:, y + j, x + i] for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))])
+
+
+def shared_areas(quad: np.ndarray, shape: tuple[int, int], margin: float = 0.0) -> dict[tuple[int, int], float]:
+    """Area that a polygon (n, 2) shares with each pixel (y, x) of an image; pixel i covers i to i + 1, less a margin on
+    all sides."""
     (x0, y0), (x1, y1) = np.floor(quad.min(axis=0)).astype(int), np.ceil(quad.max(axis=0)).astype(int)
     found = {}
     for y in range(max(y0, 0), min(y1, shape[0])):
-        row = clip(clip(quad, 1, y, 1), 1, y + 1, -1)
+        row = clip(clip(quad, 1, y + margin, 1), 1, y + 1 - margin, -1)
         for x in range(max(x0, 0), min(x1, shape[1])):
-            a = area(clip(clip(row, 0, x, 1), 0, x + 1, -1))
+            a = area(clip(clip(row, 0, x + margin, 1), 0, x + 1 - margin, -1))
             if a > 0:
                 found[y, x] = a
     return found

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Per-pixel maths of the methods whose footprint follows the map. Exact: the area that the quadrilateral between four mapped corners shares with each
-// source pixel, by Green's theorem. See kernels/cpu/overlap.py.
+// Per-pixel maths of the methods whose footprint follows the map. Exact: the area that the quadrilateral between four
+// mapped corners shares with each source pixel, by Green's theorem; drizzle: with each shrunk source pixel. See
+// kernels/cpu/overlap.py.
 #pragma once
 #include "resample.cuh"
 
@@ -12,6 +13,7 @@ using resample::Source;
 
 constexpr double UPRIGHT = 1e-7;  // edges that move by less along x are upright
 constexpr double SLIVER = 1e-9;   // part of a target pixel that must lie on the source
+constexpr double TRACE = 1e-5;    // part of full cover that drops must have for a value
 constexpr float SEAM = 4.0f;      // larger than the derivatives of the map say by this: corners on both sides of a seam
 constexpr double TOUCHES = 1e-3;
 constexpr double TAPER = 2.0 / 1.69;                    // of the Gaussian, exp(-TAPER r^2)
@@ -55,16 +57,16 @@ HD Corner corner(const Map& map, int y, int x) {
   return out;
 }
 
-// The edges of a quadrilateral inside one row of source pixels.
+// The edges of a quadrilateral between two heights.
 struct Edges {
   double low[4], high[4];  // x
   double height[4];        // signed
   double steep[4];         // half the height per width; 0: upright
 
-  HD Edges(const double (&xs)[4], const double (&ys)[4], double row) {
+  HD Edges(const double (&xs)[4], const double (&ys)[4], double from_y, double to_y) {
     UNROLL for (int k = 0; k < 4; ++k) {
       const double dx = xs[(k + 1) % 4] - xs[k], dy = ys[(k + 1) % 4] - ys[k];
-      const double a = minimum(maximum(ys[k], row), row + 1.0), b = minimum(maximum(ys[k] + dy, row), row + 1.0);
+      const double a = minimum(maximum(ys[k], from_y), to_y), b = minimum(maximum(ys[k] + dy, from_y), to_y);
       low[k] = high[k] = steep[k] = 0.0;
       height[k] = b - a;
       if (height[k] == 0.0) continue;
@@ -91,8 +93,11 @@ struct Edges {
   }
 };
 
-// One target pixel from its corners, in turn around it, where source pixel i covers i to i + 1.
-HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit, bool flux) {
+// One target pixel from its corners, in turn around it, where source pixel i covers i to i + 1. With DROPS source pixels
+// are shrunk to pixfrac of their side, filled ones have no drop, and values are means.
+template <bool DROPS>
+HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit, bool flux, double pixfrac = 1.0) {
+  const double side = DROPS ? pixfrac : 1.0, margin = 0.5 * (1.0 - side);
   const double area2 = (xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]);
   const double area = 0.5 * fabs(area2);
   Pixel out{quiet_nan(), quiet_nan(), in.no_data, 0.0f};
@@ -106,24 +111,29 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
   const int first = (int)maximum(x0, 0.0), last = (int)minimum(ceil(right), (double)in.w);
   const int lowest = (int)maximum(y0, 0.0), highest = (int)minimum(ceil(top), (double)in.h);
   UNROLL for (int k = 0; k < 4; ++k) {
-    xs[k] -= x0;
-    ys[k] -= y0;
+    xs[k] -= x0 + margin;
+    ys[k] -= y0 + margin;
   }
-  const double touches = TOUCHES * minimum(1.0, area);
+  const double touches = TOUCHES * minimum(side * side, area);
   double total = 0.0, seen = 0.0, lost = 0.0, v = 0.0, kept2 = 0.0, total2 = 0.0;
-  int m = 0;
+  int m = 0, spoiled = 0;
   KEEP_LOOP for (int y = lowest; y < highest; ++y) {
-    const Edges edges(xs, ys, y - y0);
-    double before = edges.below(first - x0);
+    const Edges edges(xs, ys, y - y0, y - y0 + side);
+    double before = DROPS ? 0.0 : edges.below(first - x0);
     KEEP_LOOP for (int x = first; x < last; ++x) {
-      const double after = edges.below(x + 1 - x0), a = area2 > 0.0 ? after - before : before - after;
+      if constexpr (DROPS) before = edges.below(x - x0);
+      const double after = edges.below(x - x0 + side), a = area2 > 0.0 ? after - before : before - after;
       before = after;
       if (!(a > 0.0)) continue;
       const size_t p = (size_t)y * in.w + x;
       const int flags = in.work[p];
+      if (DROPS && flags < 0) {
+        if (a > touches) spoiled |= flags;
+        continue;
+      }
       seen += a;
       total += a * in.values[p];
-      total2 += a * a;
+      if constexpr (!DROPS) total2 += a * a;
       if (flags < 0) {
         lost += a;
       } else {
@@ -134,13 +144,21 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
     }
   }
   m &= 0x7fffffff;
-  if (seen <= SLIVER * area) return out;
-  if (seen < (1.0 - TOUCHES) * area) m |= in.edge;
+  if (DROPS) total2 = kept2;
+  const double cover = side * side * area;  // of the drops under a pixel, where they are all there
+  if (seen <= (DROPS ? TRACE : SLIVER) * cover) {
+    out.mask |= spoiled & 0x7fffffff;
+    return out;
+  }
+  const bool cut = DROPS ? minimum(left, bottom) < -TOUCHES || right > in.w + TOUCHES || top > in.h + TOUCHES
+                         : seen < (1.0 - TOUCHES) * area;
+  if (cut) m |= in.edge;
   const bool gone = lost > 0.5 * seen || kept2 == 0.0;
   out.mask = gone ? m | in.no_data : m;
-  out.weight = (float)minimum(1.0, (seen - lost) / area);
+  out.weight = (float)minimum(1.0 / (side * side), (seen - lost) / cover);
   if (gone) return out;
-  const double scale = flux ? 1.0 : 1.0 / seen;
+  // exact sums, so that pixels cut by the border hold what they cover
+  const double scale = !flux ? 1.0 / seen : DROPS ? area / seen : 1.0;
   out.image = (float)(total * scale);
   out.variance = (float)(v * total2 / kept2 * scale * scale);
   return out;

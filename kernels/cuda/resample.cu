@@ -152,14 +152,16 @@ __global__ void __launch_bounds__(256, resample::SIZE<METHOD> > 6 ? 2 : 4) resam
   weight_out[p] = out.weight;
 }
 
+enum Corners { EXACT, DRIZZLE, ADAPTIVE };
+
 // Methods that need corners: one thread a target pixel, blocks of 32 x 8 px, whose 33 x 9 corners are mapped once and shared.
-template <bool EXACT>
+template <Corners KIND>
 static __device__ __forceinline__ void by_corners(
     const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
     const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
     int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
     float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
-    float* __restrict__ weight_out) {
+    float* __restrict__ weight_out, double pixfrac = 1.0) {
   constexpr int TX = 32, TY = 8;
   __shared__ double xs[TY + 1][TX + 1];
   __shared__ double ys[TY + 1][TX + 1];
@@ -185,10 +187,10 @@ static __device__ __forceinline__ void by_corners(
                                             fmaxf(areas[ty + 1][tx], areas[ty + 1][tx + 1]));
   const resample::Source in{values, variance, work, nullptr, h, w, grow, no_data, edge, interp};
   resample::Pixel out;
-  if constexpr (EXACT)
-    out = overlap::gather(in, qx, qy, limit, flux != 0);
-  else
+  if constexpr (KIND == ADAPTIVE)
     out = overlap::smoothed(in, qx, qy, limit, flux != 0);
+  else
+    out = overlap::gather<KIND == DRIZZLE>(in, qx, qy, limit, flux != 0, pixfrac);
   const size_t p = (size_t)y * width + x;
   image_out[p] = out.image;
   if (variance_out) variance_out[p] = out.variance;
@@ -202,8 +204,18 @@ __global__ void __launch_bounds__(256, 2) resample_exact(
     int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
     float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
     float* __restrict__ weight_out) {
-  by_corners<true>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data, edge,
-                   interp, height, width, image_out, variance_out, mask_out, weight_out);
+  by_corners<EXACT>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data,
+                    edge, interp, height, width, image_out, variance_out, mask_out, weight_out);
+}
+
+__global__ void __launch_bounds__(256, 2) resample_drizzle(
+    const float* __restrict__ values, const float* __restrict__ variance, const int* __restrict__ work, int h, int w,
+    const double* __restrict__ nodes, const int* __restrict__ cells, const double* __restrict__ exact, int ny, int nx,
+    int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
+    float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
+    float* __restrict__ weight_out, double pixfrac) {
+  by_corners<DRIZZLE>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data,
+                      edge, interp, height, width, image_out, variance_out, mask_out, weight_out, pixfrac);
 }
 
 __global__ void __launch_bounds__(256, 2) resample_adaptive(
@@ -212,6 +224,6 @@ __global__ void __launch_bounds__(256, 2) resample_adaptive(
     int spacing, double inverse, int flux, int grow, int no_data, int edge, int interp, int height, int width,
     float* __restrict__ image_out, float* __restrict__ variance_out, int* __restrict__ mask_out,
     float* __restrict__ weight_out) {
-  by_corners<false>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data, edge,
-                   interp, height, width, image_out, variance_out, mask_out, weight_out);
+  by_corners<ADAPTIVE>(values, variance, work, h, w, nodes, cells, exact, ny, nx, spacing, inverse, flux, grow, no_data,
+                       edge, interp, height, width, image_out, variance_out, mask_out, weight_out);
 }

@@ -85,6 +85,25 @@ def overlap(
     )
 
 
+def drizzle(
+    values: Array,
+    variance: Array | None,
+    work: Array,
+    nodes: Array,
+    cells: Array,
+    exact: Array,
+    *,
+    shape: tuple[int, int],
+    flux: bool,
+    bits: MaskBits,
+    pixfrac: float,
+) -> tuple[Array, Array | None, Array, Array]:
+    """Means of source pixels, weighted by the area that the drop of each shares with a target pixel."""
+    function = kernel("resample.cu", "resample_drizzle")
+    planes, pixel_map = (values, variance, work), (nodes, cells, exact)
+    return _run(function, planes, pixel_map, shape, flux, bits, np.float64(pixfrac))
+
+
 def adaptive(
     values: Array,
     variance: Array | None,
@@ -110,8 +129,10 @@ def _run(
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
+    *more: np.float64,
 ) -> tuple[Array, Array | None, Array, Array]:
-    """A thread for each target pixel, with source planes (values, variance and what else the kernel reads) and map."""
+    """A thread for each target pixel, with source planes (values, variance and what else the kernel reads), map, and
+    last arguments."""
     values, variance, *others = planes
     nodes, cells, exact = pixel_map
     xp = backend_of(values).xp
@@ -126,6 +147,6 @@ def _run(
         (-(-shape[1] // 32), -(-shape[0] // 8)),
         (32, 8),
         (values, NULL if variance is None else variance, *others, *size, nodes, cells, exact, *grid, *scalars,
-         image_out, NULL if variance_out is None else variance_out, mask_out, weight_out),
+         image_out, NULL if variance_out is None else variance_out, mask_out, weight_out, *more),
     )  # fmt: skip
     return image_out, variance_out, mask_out, weight_out

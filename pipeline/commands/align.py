@@ -10,7 +10,8 @@ import click
 from skydelta.pipeline.commands.difference import PLANES
 from skydelta.pipeline.console import check_outputs, options, reporting
 
-METHODS = ("bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact", "adaptive")
+METHODS = ("bspline3", "bspline5", "lanczos3", "lanczos4", "lanczos5", "bilinear", "nearest", "exact", "drizzle",
+           "adaptive")  # fmt: skip
 CONSERVE = ("auto", "flux", "brightness")
 
 
@@ -19,6 +20,8 @@ CONSERVE = ("auto", "flux", "brightness")
 @click.option("--onto", metavar="FILE[EXT]", required=True, help="Image, or text file of header cards: the grid.")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="FITS file to write.")
 @click.option("--method", type=click.Choice(METHODS), default="bspline3", show_default=True, help="Interpolation.")
+@click.option("--pixfrac", type=float, default=1.0, show_default=True, metavar="SIDE",
+              help="Of drizzle: side of a drop, in sides of a pixel of IMAGE, 0.01 to 1.")  # fmt: skip
 @click.option("--conserve", type=click.Choice(CONSERVE), default="auto", show_default=True,
               help="What a change of pixel size keeps; auto: by the unit of the image.")  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-4, show_default=True, help="Largest error of a position, px.")
@@ -39,6 +42,7 @@ def align(
     onto: str,
     out: Path,
     method: str,
+    pixfrac: float,
     conserve: str,
     tolerance: float,
     compress: str | None,
@@ -49,8 +53,9 @@ def align(
 ) -> None:
     """Bring IMAGE (FILE or FILE[EXT]), its variance and its mask onto the pixel grid of another.
 
-    The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels. A
-    map that is a whole-pixel shift is copied. The cards ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
+    The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels (of
+    drizzle the area of the drops over that of full cover). A map that is a whole-pixel shift is copied. The cards
+    ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
     """
     from skydelta.errors import InputError
     from skydelta.io.fits.compressed import Compression
@@ -61,7 +66,7 @@ def align(
     from skydelta.stages.align.grids import grid_of
     from skydelta.stages.base import Context
 
-    stage = Align(method=method, conserve=conserve, tolerance=tolerance)
+    stage = Align(method=method, pixfrac=pixfrac, conserve=conserve, tolerance=tolerance)
     check_outputs(out, overwrite=overwrite)
     context = Context(resolve(device), id="align")
     grid = grid_of(onto).exposure()

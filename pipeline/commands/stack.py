@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from skydelta.pipeline.commands.align import METHODS as RESAMPLING
 from skydelta.pipeline.console import check_outputs, print_table, reporting
 
 METHODS = ("mean", "weighted", "median", "clipped")
@@ -23,6 +24,8 @@ METHODS = ("mean", "weighted", "median", "clipped")
 )
 @click.option("--pixel-scale", type=float, metavar="ARCSEC", help="Of mosaic and north-up; else the images' smallest.")
 @click.option("--method", type=click.Choice(METHODS), help="How the images are combined.  [default: clipped]")
+@click.option("--resampling", type=click.Choice(RESAMPLING), help="Interpolation of align.  [default: bspline3]")
+@click.option("--pixfrac", type=float, metavar="SIDE", help="Of drizzle: side of a drop, in sides of a pixel.")
 @click.option("--weights", type=click.Choice(("exposure", "pixel", "equal")), help="Of weighted and clipped.")
 @click.option("--scaling", type=click.Choice(("auto", "header", "stars", "none")), help="Where flux scales come from.")
 @click.option("--background", type=click.Choice(("none", "offset", "plane")), help="How skies are matched.")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from astropy import units as u
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
@@ -34,13 +34,26 @@ FULL_OVERLAP = 0.9
 """Part of the target below which a missing rest is worth a flag."""
 
 
+def only_of_drizzle(pixfrac: float, method: str | None) -> float:
+    """The side of the drops, which other methods do not have."""
+    if pixfrac != 1 and method not in (None, "drizzle"):
+        raise ValueError(f"only drizzle has drops, the method is {method}")
+    return pixfrac
+
+
 class AlignConfig(StageConfig):
     """How an image is brought onto another grid."""
 
     method: Method = Field(
         "bspline3",
-        description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5; exact: shared areas; adaptive: no "
-        "aliasing on coarser grids",
+        description="interpolation kernel; bspline3 keeps the flux of stars to 1e-5; exact: shared areas; drizzle: "
+        "shared areas of drops; adaptive: no aliasing on coarser grids",
+    )
+    pixfrac: float = Field(
+        1.0,
+        ge=0.01,
+        le=1,
+        description="drizzle: side of a drop, in sides of the image's pixels, about whose centres it lies",
     )
     tolerance: float = Field(
         1e-4, gt=0, le=0.1, description="largest error of an interpolated position and of a shift that is copied, px"
@@ -51,6 +64,11 @@ class AlignConfig(StageConfig):
         description="what a change of pixel size keeps: flux per pixel times area, or brightness; auto: flux for "
         "units that count per pixel (adu, electron, Jy), brightness for all others",
     )
+
+    @field_validator("pixfrac")
+    @classmethod
+    def _drops(cls, value: float, info: ValidationInfo) -> float:
+        return only_of_drizzle(value, info.data.get("method"))
 
 
 class Align(Stage[AlignConfig]):
@@ -98,7 +116,8 @@ class Align(Stage[AlignConfig]):
     def resampled(
         self, ctx: Context, image: Exposure, onto: Exposure, *, empty: bool = False
     ) -> tuple[Exposure, Array]:
-        """The aligned image and its footprint, float32 (H, W): the part of the kernel's weight on usable pixels.
+        """The aligned image and its footprint, float32 (H, W): the part of the kernel's weight on usable pixels, or the
+        area of the drops over that of full cover.
 
         With ``empty``, an image that covers nothing of the grid is a result, and not an error.
         """
@@ -121,9 +140,8 @@ class Align(Stage[AlignConfig]):
         ctx.metric("map_spacing_px", grid.spacing)
         ctx.metric("map_exact_fraction", grid.exact_fraction)
         ctx.metric("pixel_area_ratio", list(grid.area))
-        flux = self._factor(image) and (
-            (self.config.method == "exact" and grid.shift is None) or max(abs(a - 1) for a in grid.area) > EQUAL_AREA
-        )
+        by_area = self.config.method in ("exact", "drizzle") and grid.shift is None
+        flux = self._factor(image) and (by_area or max(abs(a - 1) for a in grid.area) > EQUAL_AREA)
         ctx.metric("conserved", "flux" if flux else "brightness")
         if grid.shift is None:
             method: str = self.config.method
@@ -134,7 +152,10 @@ class Align(Stage[AlignConfig]):
             if method not in METHODS:
                 points = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance, corners=True)
                 ctx.metric("map_error_px", max(grid.error, points.error))
-            new = resample(image.image, image.variance, mask, points, method=self.config.method, flux=flux, bits=bits)
+            new = resample(
+                image.image, image.variance, mask, points,
+                method=self.config.method, pixfrac=self.config.pixfrac, flux=flux, bits=bits,
+            )  # fmt: skip
             psf: Psf | None = None
             overlap = float((new.weight > 0).mean())
         else:
@@ -152,6 +173,8 @@ class Align(Stage[AlignConfig]):
             ctx.flag("partial_overlap", f"{image.id or 'image'} covers {overlap:.1%} of the target grid")
         header = image.header.copy()
         header["ALMETHOD"] = (method, "kernel of the interpolation; copy: none")
+        if method == "drizzle":
+            header["ALPIXFRA"] = (self.config.pixfrac, "side of a drop in sides of a pixel")
         header["ALMAPERR"] = (grid.error, "[pix] largest error of the position map")
         header["ALCONSRV"] = ("flux" if flux else "brightness", "kept when the pixel size changed")
         header["ALCOVER"] = (overlap, "part of the grid that the image covers")

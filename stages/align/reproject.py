@@ -33,6 +33,7 @@ def reproject(
     *,
     hdu_in: int | str | None = None,
     method: Method | None = None,
+    pixfrac: float = 1.0,
     order: int | str | None = None,
     conserve: Literal["flux", "brightness"] = "brightness",
     return_footprint: bool = True,
@@ -54,8 +55,10 @@ def reproject(
     hdu_in : int or str, optional
         Which HDU of ``input_data``.
     method : str, optional
-        As that of `Align`: bspline3, bspline5, lanczos3, lanczos4, lanczos5, bilinear, nearest, exact or adaptive;
-        bspline3 unless ``order`` says another.
+        As that of `Align`: bspline3, bspline5, lanczos3, lanczos4, lanczos5, bilinear, nearest, exact, drizzle or
+        adaptive; bspline3 unless ``order`` says another.
+    pixfrac : float
+        Of drizzle: side of a drop, in sides of a pixel of the input.
     order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3, 5}, optional
         What `reproject_interp` calls nearest, bilinear, bspline3 and bspline5; its biquadratic has no equal here.
     conserve : {"brightness", "flux"}
@@ -70,7 +73,8 @@ def reproject(
     array : float32 (H, W)
         NaN outside the input.
     footprint : float32 (H, W)
-        Part of the interpolation kernel's weight that lies on good pixels of the input, 0 to 1; 0 where array is NaN.
+        Part of the interpolation kernel's weight that lies on good pixels of the input, 0 to 1 (drizzle: the area of
+        drops over that of full cover); 0 where array is NaN.
 
     Raises
     ------
@@ -88,7 +92,7 @@ def reproject(
     backend = resolve(device)
     image = bare_image(input_data, hdu_in).to(backend)
     onto = as_target(output_projection, shape_out)
-    stage = Align(method=method or "bspline3", conserve=conserve)
+    stage = Align(method=method or "bspline3", pixfrac=pixfrac, conserve=conserve)
     new, footprint = stage.resampled(Context(backend, id="reproject"), image, onto, empty=True)
     array = backend.asarray(new.image, np.float32)
     if not return_footprint:

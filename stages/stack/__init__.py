@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from astropy.table import Table
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import InputError
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.resample import Method
+from skydelta.stages.align import only_of_drizzle
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.stack.job import Job
 
@@ -47,7 +48,12 @@ class StackConfig(StageConfig):
         description="Clipping: part of the signal within one pixel that a value may differ by as well; 0.8 leaves "
         "stars alone where seeing differs by 20 %.",
     )
-    resampling: Method = Field("bspline3", description="interpolation kernel of align")
+    resampling: Method = Field(
+        "bspline3", description="interpolation kernel of align; drizzle: weights are multiplied by those of the drops"
+    )
+    pixfrac: float = Field(
+        1.0, ge=0.01, le=1, description="as of align: side of a drop of drizzle, in sides of a pixel"
+    )
     conserve: Literal["auto", "flux", "brightness"] = Field("auto", description="as of align")
     aligned: bool = Field(False, description="The images are on one grid already, whatever their WCS say.")
     pixel_scale: float | None = Field(
@@ -62,6 +68,11 @@ class StackConfig(StageConfig):
     scratch: str | None = Field(
         None, description="Folder for what exceeds the budget; the system's temporary folder if unset."
     )
+
+    @field_validator("pixfrac")
+    @classmethod
+    def _drops(cls, value: float, info: ValidationInfo) -> float:
+        return only_of_drizzle(value, info.data.get("resampling"))
 
 
 class Stack(Stage[StackConfig]):

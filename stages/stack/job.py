@@ -100,6 +100,7 @@ class Job:
         self.images, self.given = images, config.scales
         self.budget = config.budget or free_memory() // SHARE
         self.planes = MaskPlanes().union(["INEXACT_PSF", "CLIPPED"])
+        self.drops = config.resampling == "drizzle"
         self.skipped: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
@@ -128,7 +129,7 @@ class Job:
                 assert scaling is not None
                 terms = self._terms(float(scaling.scale[k]), found.noise, None, 0)
                 sums.bits = self._bits()
-                sums.add(planes[0], planes[2] if found.has_variance else None, planes[1], _corner(found.box), terms)
+                self._add(sums, planes, found.box, terms)
             self._some(waiting)
             if scaling is not None:
                 scaling = _taken(scaling, index)
@@ -140,6 +141,18 @@ class Job:
             else:
                 combined, clipped = self._combined(spool, waiting, terms_of, matching, grid)
         return self._result(combined, clipped, waiting, scaling, matching, terms_of, grid)
+
+    def _add(self, sums: Sums, planes: tuple[np.ndarray, ...], box: Box, terms: Terms) -> None:
+        image, mask, variance, share = self._unpacked(planes)
+        sums.add(image, variance, mask, _corner(box), terms, share)
+
+    def _unpacked(
+        self, planes: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Image, mask, variance and weights of the drops, of what `_aligned` put together."""
+        image, mask, *more = planes
+        share = more.pop() if self.drops else None
+        return image, mask, more[0] if more else None, share
 
     def _refuse(self, name: str, error: SkydeltaError) -> None:
         """Stop, or go on without an image."""
@@ -272,16 +285,19 @@ class Job:
     def _aligned(
         self, one: Outline, grid: Grid, blocks: BlockGrid, measure_stars: bool
     ) -> tuple[Waiting, tuple[np.ndarray, ...]]:
-        """One image on its part of the target; planes on the host: image, mask and, if there is one, variance."""
+        """One image on its part of the target; planes on the host: image, mask, variance and weights of the drops, the
+        last two if there are any."""
         config = self.config
         box = Box(0, grid.shape[0], 0, grid.shape[1]) if config.aligned else blocks.around(_box(one, grid))
         whole = one.read(self.ctx.backend.name)
         self.ctx.flag_each("checksum", whole.notes.get("checksum", {}).get("wrong", []))
         image = self._known_planes(whole.single())
-        align = Align(method=config.resampling, conserve=config.conserve, aligned=config.aligned)
+        align = Align(
+            method=config.resampling, pixfrac=config.pixfrac, conserve=config.conserve, aligned=config.aligned
+        )
         ctx = Context(self.ctx.backend, id=one.id)
         onto = grid.exposure(box).with_(planes=self.planes)
-        out = align.execute(ctx, {"image": image.with_(id=one.id), "onto": onto})["aligned"]
+        out, share = align.resampled(ctx, image.with_(id=one.id), onto)
         self.planes = out.planes
         mask = np.zeros(box.shape, np.int32) if out.mask is None else to_host(out.mask)
         variance = None if out.variance is None else to_host(out.variance)
@@ -305,7 +321,8 @@ class Job:
             levels,
             measure(host) if measure_stars else None,
         )
-        return found, (host.image, mask) if variance is None else (host.image, mask, variance)
+        drops = [to_host(share)] if self.drops else []
+        return found, (host.image, mask, *([] if variance is None else [variance]), *drops)
 
     def _known_planes(self, image: Exposure) -> Exposure:
         """Without mask planes for which no bit is left; the ones that forbid a pixel always have theirs."""
@@ -349,11 +366,10 @@ class Job:
         if config.method in ("mean", "weighted"):
             sums = Sums(grid.shape, bits, config.method == "weighted" and config.weights == "pixel")
             for k, w in enumerate(waiting):
-                image, mask, *variance = spool.take(k)
-                sums.add(image, variance[0] if variance else None, mask, _corner(w.box), terms[k])
+                self._add(sums, spool.take(k), w.box, terms[k])
             return sums.finish(), lost
         h, width = grid.shape
-        rows = min(self.budget // 2, BAND) // (Band.bytes_per_pixel() * len(waiting) * width) - 2 * HALO
+        rows = min(self.budget // 2, BAND) // (Band.bytes_per_pixel(self.drops) * len(waiting) * width) - 2 * HALO
         rows = min(max(rows, LEAST_ROWS), h)
         kinds = (np.float32, np.float32, np.int32, np.int32, np.float32)
         out = Combined(*(np.empty(grid.shape, kind) for kind in kinds))
@@ -362,12 +378,12 @@ class Job:
         for y0 in range(0, h, rows):
             y1 = min(y0 + rows, h)
             here = [k for k, w in enumerate(waiting) if w.box.y0 < y1 + HALO and w.box.y1 > y0 - HALO]
-            band = Band(max(len(here), 1), y0, y1, width, bits)
+            band = Band(max(len(here), 1), y0, y1, width, bits, self.drops)
             for i, k in enumerate(here):
                 box = waiting[k].box
                 low, high = max(y0 - HALO, box.y0), min(y1 + HALO, box.y1)
-                image, mask, *variance = spool.take(k, slice(low - box.y0, high - box.y0))
-                band.put(i, image, variance[0] if variance else None, mask, (low, box.x0), terms[k])
+                image, mask, variance, share = self._unpacked(spool.take(k, slice(low - box.y0, high - box.y0)))
+                band.put(i, image, variance, mask, (low, box.x0), terms[k], share)
             if config.method == "median":
                 part = band.median()
             else:

@@ -4,6 +4,8 @@
 The kernels around it run whole in ``tests/conformance/test_host_device.py``.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import support_host_cuda
@@ -12,7 +14,7 @@ from cases import resample_exact as exact_case
 from cases import resample_prepare as prepare_case
 
 from skydelta.kernels.cpu import reference_overlap, reference_resample
-from skydelta.kernels.resample import ADAPTIVE, DEGREES, EXACT, METHODS, PREPARE, RESAMPLE, TAPS
+from skydelta.kernels.resample import ADAPTIVE, DEGREES, DRIZZLE, EXACT, METHODS, PREPARE, RESAMPLE, TAPS
 
 GATHER = """
   using namespace resample;
@@ -146,8 +148,16 @@ OVERLAP = """
         ys[k] = four[k].y + 0.5;
         area = maximum(area, four[k].area);
       }}
-      const Pixel out[2] = {{smoothed(in, xs, ys, SEAM * area, true), gather(in, xs, ys, SEAM * area, true)}};
-      for (int k = 0; k < 2; ++k) {{
+      Pixel out[3];
+      for (int k = 0; k < 3; ++k) {{
+        double qx[4], qy[4];
+        for (int n = 0; n < 4; ++n) {{
+          qx[n] = xs[n];
+          qy[n] = ys[n];
+        }}
+        out[k] = k == 0   ? smoothed(in, xs, ys, SEAM * area, true)
+                 : k == 1 ? gather<false>(in, qx, qy, SEAM * area, true)
+                          : gather<true>(in, qx, qy, SEAM * area, true, 0.6);
         const int p = (k * H + y) * W + x;
         image[p] = out[k].image;
         variance_out[p] = out[k].variance;
@@ -164,10 +174,12 @@ def test_overlap(tmp_path, rng):
     bits = {k: v for k, v in case["bits"]._asdict().items() if k in ("grow", "no_data", "edge", "interp")}
     body = OVERLAP.format(H=height, W=width, h=h, w=w, ny=ny, nx=nx, spacing=case["exact"].shape[2], **bits)
     arrays = {k: v for k, v in case.items() if isinstance(v, np.ndarray)}
-    shape = (2, height, width)
+    shape = (3, height, width)
     outputs = dict.fromkeys(("image", "variance_out", "weight"), (np.float32, shape)) | {"mask": (np.int32, shape)}
     got = support_host_cuda.run(tmp_path, "overlap.cuh", body, arrays, outputs)
-    for k, (spec, reference) in enumerate(((ADAPTIVE, reference_overlap.adaptive), (EXACT, reference_overlap.overlap))):
+    of_drops = partial(reference_overlap.drizzle, pixfrac=0.6)
+    pairs = (ADAPTIVE, reference_overlap.adaptive), (EXACT, reference_overlap.overlap), (DRIZZLE, of_drops)
+    for k, (spec, reference) in enumerate(pairs):
         image, variance, mask, weight = reference(**case)
         close = {"rtol": spec.tolerance.relative, "atol": spec.tolerance.absolute, "err_msg": spec.name}
         np.testing.assert_array_equal(got["mask"][k], mask, err_msg=spec.name)
