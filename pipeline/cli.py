@@ -61,5 +61,5 @@ def cli(log_level: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """What `skydelta.__main__`, the entry point of the console script, imports and calls."""
     cli(prog_name="skydelta")

@@ -22,7 +22,7 @@ from astropy.wcs import WCS
 from pydantic import ValidationError
 from scipy.ndimage import binary_dilation
 
-from skydelta.errors import ConfigError, InputError
+from skydelta.errors import ConfigError
 from skydelta.io.fits.writer import psf_hdu
 from skydelta.io.storage import check_folder, check_writable, write_bytes
 from skydelta.kernels.backend import CPU
@@ -30,9 +30,6 @@ from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.cpu.jit import serial
 from skydelta.pipeline.skymodel import ROLES, PsfField, SimulationConfig, SkyField, make_changes, static_sources
 from skydelta.stages.base import explain
-
-SMALLEST = 128
-"""Smallest side that holds changes away from the edges, px."""
 
 PER_PIXEL, PER_OBJECT = 110, 400
 """Bytes that drawing a scene takes, with some room."""
@@ -172,7 +169,7 @@ def simulate(out: Path | str, overwrite: bool = False, **settings: Any) -> Truth
     ConfigError
         A setting that does not exist or is out of range; a file is there already; or the folder holds a run.
     InputError
-        The images are too small or too crowded for the changes asked for; or a file cannot be written.
+        The images are too crowded for the changes asked for, or for any; or a file cannot be written.
     """
     folder = Path(out)
     paths = {name: folder / f"{name}.fits" for name in ROLES}
@@ -218,10 +215,6 @@ def build(**settings: Any) -> Scene:
         config = SimulationConfig(**settings)
     except ValidationError as e:
         raise ConfigError(f"simulate.{explain(e)}") from None
-    if min(config.size) < SMALLEST:
-        raise InputError(
-            f"simulate: size {config.size[0]} x {config.size[1]}; at least {SMALLEST} px a side are needed"
-        )
     _fits_in_memory(config)
     field = SkyField(config)
     placing, changing = (np.random.default_rng([config.seed, k]) for k in (0, 1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ from skydelta.io.field import Domain, polynomial_terms
 from skydelta.io.psf import PixelPsf
 from skydelta.kernels.cpu.jit import serial
 from skydelta.stages.base import StageConfig
+
+log = logging.getLogger(__name__)
 
 ROLES = ("science", "reference")
 
@@ -46,6 +49,7 @@ NODE_WEIGHTS = np.array([5.0, 8.0, 5.0]) / 18.0
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Side = Annotated[int, Field(ge=128)]  # smaller ones have no place away from the edges
 Seeing = Annotated[float, Field(gt=0, le=100)]  # wider ones would be cut where drawing stops
 
 
@@ -54,12 +58,16 @@ class SimulationConfig(StageConfig):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    size: tuple[int, int] = Field((1024, 1024), description="Height and width of both images, px.")
+    size: tuple[Side, Side] = Field(
+        (1024, 1024), description="Height and width of both images, px; one number: square."
+    )
     seed: int = Field(1, ge=0, description="Seed of everything random.")
     stars: int | None = Field(None, ge=0, description="Number of stars; 600 per megapixel if unset.")
     galaxies: int | None = Field(None, ge=0, description="Number of galaxies; 30 per megapixel if unset.")
     transients: int | None = Field(
-        None, ge=0, description="New and vanished point sources; 25 per megapixel (at least 6) if unset."
+        None,
+        ge=0,
+        description="New and vanished point sources; if unset 25 per megapixel, at least 6 where they find room.",
     )
     dipoles: int | None = Field(None, ge=0, description="Stars that moved by 0.4 to 2 px; 4 per megapixel if unset.")
     saturated: int | None = Field(None, ge=0, description="Number of saturated stars; 5 per megapixel if unset.")
@@ -92,7 +100,11 @@ class SimulationConfig(StageConfig):
     @classmethod
     def _square(cls, size: Any) -> Any:
         """One number means a square image."""
-        return (size, size) if isinstance(size, int) else size
+        if isinstance(size, int):
+            return size, size
+        if not isinstance(size, tuple | list) or len(size) != 2:
+            raise ValueError("one integer, or two, height and width, are needed")
+        return size
 
     def count(self, name: str) -> int:
         """The number of objects of a kind: as given, or by area."""
@@ -435,6 +447,7 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
         limits = ((star, 4.0), (bright, 15.0), (saturated, clear), (taken, 30.0))
         return bool(inner) and all(np.hypot(*(q - p).T).min(initial=np.inf) > d for q, d in limits)
 
+    asked = {"transient": config.transients is not None, "dipole": config.dipoles is not None}
     kinds = ["transient"] * config.count("transients") + ["dipole"] * config.count("dipoles")
     for k, kind in enumerate(kinds):
         on_host = kind == "transient" and k % 4 == 3 and len(hosts) > 0
@@ -445,8 +458,11 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
             if free(p):
                 break
         else:
+            if not asked[kind]:
+                continue  # small images have as many as find room, unless a number was asked for
             raise InputError(
-                f"simulate: no room for change {k + 1} of {len(kinds)} in {h} x {w} px; ask for fewer, or fewer stars"
+                f"simulate: no room for change {k + 1} of {len(kinds)} in {h} x {w} px; give fewer transients, "
+                "dipoles or stars, or a larger size"
             )
         taken = np.vstack([taken, p])
         x, y = (float(c) for c in p)
@@ -459,6 +475,16 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
             snr = float(np.exp(rng.uniform(*np.log(TRANSIENT_SNR))))
             flux = snr / field.unit_snr(models, x, y) * (-1 if k % 5 == 2 else 1)
             rows.append((kind, x, y, flux, snr, on_host, 0.0, 0.0))
+    if kinds and not rows:
+        raise InputError(
+            f"simulate: no room for any change in {h} x {w} px; give fewer stars, a larger size, or transients = 0 and "
+            "dipoles = 0"
+        )
+    if len(rows) < len(kinds):
+        log.warning(
+            "simulate: room for %d of %d changes in %d x %d px; fewer stars or a larger size make more",
+            len(rows), len(kinds), h, w,
+        )  # fmt: skip
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     types: tuple[Any, ...] = ("U9", float, float, float, float, bool, float, float)
     return Changes(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))

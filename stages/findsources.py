@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -76,7 +77,7 @@ def detect(
     Raises
     ------
     ConfigError
-        Unknown settings.
+        Unknown settings, or some without effect.
     InputError
         Not an image, or planes that do not fit.
     AlgorithmError
@@ -91,6 +92,7 @@ def detect(
             raise ConfigError(f"detect: {', '.join([*asked, *(['positions'] if positions is not None else [])])} "
                               "belong to an image, not to a difference with its score")  # fmt: skip
         return Detect(**settings)(image, score, device=device)
+    check_used(settings, positions is not None, psf is not None, fwhm is not None)
     stage = Sources(**settings)
     ctx = Context(resolve(device), id="detect")
     given = {name: value for name, value in (("variance", variance), ("mask", mask), ("psf", psf)) if value is not None}
@@ -100,6 +102,20 @@ def detect(
     if fwhm is not None:
         image = image.with_(psf=gaussian_psf(fwhm, image.shape))
     return find_sources(ctx, image, stage, background or "mesh", cell, _table(positions))
+
+
+def check_used(settings: Iterable[str], forced: bool, psf: bool, fwhm: bool) -> None:
+    """Refuse what is given and has no effect: how to find where positions are given, a second PSF.
+
+    Raises
+    ------
+    ConfigError
+        There is something.
+    """
+    idle = [name for name in settings if forced and name in ("threshold", "contrast", "negative")]
+    if idle or (psf and fwhm):
+        name, of = (idle[0], "positions") if idle else ("fwhm", "psf")
+        raise ConfigError(f"detect: {name} has no effect where {of} {'are' if idle else 'is'} given")
 
 
 def find_sources(

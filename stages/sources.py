@@ -440,6 +440,7 @@ def _on_image(ctx: Context, image: Exposure, x: np.ndarray, y: np.ndarray) -> np
             x, y = x[known], y[known]
             seen = f"they span x {x.min():.6g} to {x.max():.6g}, y {y.min():.6g} to {y.max():.6g}"
         raise InputError(f"positions: all {n} lie outside the image of {w} x {h} px: {seen}")
+    ctx.metric("positions_outside", out)
     if out:
         ctx.flag("positions_outside", f"{out} of {n} positions lie outside the image of {w} x {h} px: not measured")
     return inside

@@ -562,7 +562,8 @@ def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
     found = fit_dipoles(own, row, np.nan_to_num(moment), sigma, known, lambda rows: peaks(own, sigma, rows))
     found = _calibrated(positive_first(found), DIPOLE_FREE, known)
     degenerate = undetermined(found)
-    rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA))
+    # where nothing scatters and no variance was given, there is no error of a moment either
+    rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA) & (known | (found.chi2 != 0)))
     return _Found(found, DIPOLE_FREE, known, degenerate, _linear(own, found, sigma, rows, known) if len(rows) else None)
 
 

@@ -68,7 +68,7 @@ def detect(
     from skydelta.io.read import read
     from skydelta.kernels.backend import resolve
     from skydelta.stages.base import Context
-    from skydelta.stages.findsources import find_sources, gaussian_psf
+    from skydelta.stages.findsources import check_used, find_sources, gaussian_psf
     from skydelta.stages.sources import Sources, check_positions
 
     if out.suffix and out.suffix not in FORMATS and not out.is_dir():
@@ -80,7 +80,9 @@ def detect(
         "negative": negative or None,
         "apertures": apertures or None,
     }
-    stage = Sources(**{name: value for name, value in wanted.items() if value is not None})
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    check_used(wanted, positions is not None, planes["psf"] is not None, fwhm is not None)
+    stage = Sources(**wanted)
     check_outputs(*files, overwrite=overwrite, folder=None if out in files else out)
     table = None if positions is None else Catalog.of_file(positions)
     if table is not None:
@@ -97,7 +99,10 @@ def detect(
         out.mkdir(parents=True, exist_ok=True)
     for file in files:
         catalog.save(file)
-    click.echo(f"{image}: {len(catalog)} sources on {ctx.backend.name}, written to {', '.join(map(str, files))}")
+    outside = ctx.metrics.get("positions_outside", 0)
+    found = f"{len(catalog)} sources" if table is None else f"{len(catalog) - outside} positions measured"
+    more = f" ({outside} more outside the image)" if outside else ""
+    click.echo(f"{image}: {found}{more} on {ctx.backend.name}, written to {', '.join(map(str, files))}")
     for line in exposure.notes.get("warnings", []):
         click.echo(f"  reading: {line}")
     for name, text in ctx.flags.items():

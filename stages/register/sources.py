@@ -14,7 +14,7 @@ from astropy.table import MaskedColumn, QTable, Table
 from astropy.time import Time
 
 from skydelta.errors import AlgorithmError, InputError
-from skydelta.io.catalog import Catalog
+from skydelta.io.catalog import Catalog, column_of
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import Backend
 from skydelta.stages.background import Background
@@ -32,7 +32,7 @@ FLOOR = 0.005
 CROWDED = 0.02
 """Further error of a star that is not alone, in units of its FWHM."""
 
-BRIGHTNESS = ("phot_g_mean_mag", "mag", "magnitude", "gmag", "rmag", "Gmag", "Vmag", "flux", "phot_g_mean_flux")
+BRIGHTNESS = ("phot_g_mean_mag", "mag", "magnitude", "gmag", "rmag", "Vmag", "flux", "phot_g_mean_flux")
 """Columns that may tell how bright a star of a catalogue is, in order of preference."""
 
 MILLIARCSECOND = 1 / 3.6e6  # degrees
@@ -136,24 +136,24 @@ def sky_stars(table: Table, epoch: float | None) -> tuple[SkyStars, str]:
     InputError
         No ra or dec, or proper motions without their epoch.
     """
-    names = {n.lower(): n for n in table.colnames}
+    named = {n: column_of(table, n) for n in ("ra", "dec", "pmra", "pmdec")}
     for wanted in ("ra", "dec"):
-        if wanted not in names:
+        if named[wanted] is None:
             raise InputError(f"catalogue: no column {wanted}; it has {', '.join(table.colnames[:12])}")
-    ra, dec = (_values(table[names[n]], u.deg) for n in ("ra", "dec"))
+    ra, dec = (_values(table[named[n]], u.deg) for n in ("ra", "dec"))
     keep = np.isfinite(ra) & np.isfinite(dec) & (np.abs(dec) <= 90)
     notes: dict[str, Any] = {}
     warning = ""
-    if "pmra" in names and "pmdec" in names:
+    if named["pmra"] and named["pmdec"]:
         if epoch is None:
             warning = "the image has no date (MJD-OBS, DATE-OBS): proper motions are not applied"
         else:
-            start = _reference_epoch(table, names)
+            start = _reference_epoch(table)
             years = epoch - start
-            motion = [np.nan_to_num(_values(table[names[n]], u.mas / u.yr)) for n in ("pmra", "pmdec")]
+            motion = [np.nan_to_num(_values(table[named[n]], u.mas / u.yr)) for n in ("pmra", "pmdec")]
             ra, dec = moved(ra, dec, *(m * MILLIARCSECOND * years for m in motion))
             notes |= {"epoch": epoch, "years_of_motion": float(np.median(years))}
-    column = next((names[n.lower()] for n in BRIGHTNESS if n.lower() in names), None)
+    column = next(filter(None, (column_of(table, n) for n in BRIGHTNESS)), None)
     if column is None:
         flux = np.random.default_rng(1).permutation(len(ra)).astype(float)  # any order will do, if always the same
     else:
@@ -193,10 +193,10 @@ def _values(column: Any, unit: u.UnitBase | None) -> np.ndarray:
         raise InputError(f"catalogue: a column in {own}; {unit} is needed") from None
 
 
-def _reference_epoch(table: Table, names: dict[str, str]) -> np.ndarray | float:
+def _reference_epoch(table: Table) -> np.ndarray | float:
     for name in ("ref_epoch", "epoch"):
-        if name in names:
-            return _values(table[names[name]], u.yr)
+        if (column := column_of(table, name)) is not None:
+            return _values(table[column], u.yr)
     meta = {str(k).lower(): v for k, v in table.meta.items()}
     for name in ("ref_epoch", "epoch"):
         try:

@@ -575,6 +575,13 @@ def test_command_says_what_is_wrong(file, tmp_path):
     Table({"x": [10.0, 5000.0], "y": [20.0, 20.0]}).write(tmp_path / "some.csv")
     said = run(path, "-o", tmp_path / "some.ecsv", "--positions", tmp_path / "some.csv")
     assert said.count("1 of 2 positions lie outside the image") == 1
+    assert "1 positions measured (1 more outside the image) on cpu" in said
+    for options, said in (
+        (["--positions", tmp_path / "some.csv", "--threshold", 4], "threshold has no effect where positions are given"),
+        (["--positions", tmp_path / "some.csv", "--negative"], "negative has no effect where positions are given"),
+        (["--psf", path, "--fwhm", 3], "fwhm has no effect where psf is given"),
+    ):
+        assert run(path, "-o", tmp_path / "none.ecsv", *options, code=2) == f"skydelta: detect: {said}\n"
     (tmp_path / "bad.csv").write_text("ra,dec\n10,20\n10,\n10,95\n")
     said = run(path, "-o", tmp_path / "bad.ecsv", "--positions", tmp_path / "bad.csv", code=3)
     assert said == f"skydelta: {tmp_path / 'bad.csv'}: row 2, column dec: nan is no finite number\n"

@@ -2,6 +2,7 @@
 """`skydelta.fit` on plain arrays: truth, scipy, sizes, units, masks, honest status, and independence of the batch."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -342,6 +343,14 @@ def test_status_is_honest(rng):
     assert tight.has("DEGENERATE")[0]
     nothing = skydelta.fit(np.zeros((1, 21, 21)), psf=PSF, variance=1.0)
     assert nothing["status"][0] == "singular"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for level in (0.0, 7.0):  # nothing scatters, and no variance says what the errors are
+            for model in ("point", "dipole"):
+                flat = skydelta.fit(np.full((2, 21, 21), level), model=model, psf=PSF)
+                assert list(flat["status"]) == ["singular"] * 2
+                assert flat.has("NO_FIT").all()
+                assert all(np.isnan(flat[n]).all() for n in flat.colnames if n.endswith("_err") or n == "chi2")
     forced = skydelta.fit(np.zeros((1, 21, 21)), psf=PSF, variance=1.0, start=(10, 10), forced=True)
     assert forced["status"][0] == "converged"
     assert forced["flux_err"][0] == pytest.approx(flux_of(1), rel=0.05)  # the background is free

@@ -34,6 +34,16 @@ def test_version_is_the_same_everywhere():
     assert PROJECT["project"]["version"] == skydelta.__version__
 
 
+def test_the_console_script_is_ready_for_ctrl_c():
+    """What it imports before it can catch an interruption is small: neither click nor numpy."""
+    module, _, function = PROJECT["project"]["scripts"]["skydelta"].partition(":")
+    code = (
+        f"import sys; from {module} import {function}; print(*sorted({{'click', 'numpy', 'rich'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == []
+
+
 def test_dask_cuda_stays_installable():
     (dask,) = [d for d in PROJECT["project"]["dependencies"] if d.startswith("dask")]
     lowest = tuple(int(n) for n in dask.partition(">=")[2].split("."))

@@ -193,16 +193,42 @@ def test_snr_is_what_an_ideal_filter_finds():
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"size": 64}, InputError, "at least 128"),
+        ({"size": 64}, ConfigError, r"size\.0: 64 is below 128"),
+        ({"size": (300, 1)}, ConfigError, r"size\.1: 1 is below 128"),
+        ({"size": "abc"}, ConfigError, "size: 'abc': .*one integer, or two"),
         ({"seed": -1}, ConfigError, "seed: -1 is below 0"),
         ({"colour": 3}, ConfigError, "colour: unknown key"),
-        ({"size": 128, "transients": 400}, InputError, "no room for change"),
+        (
+            {"size": 128, "transients": 400},
+            InputError,
+            "no room for change .*transients, dipoles or stars, or a larger size",
+        ),
+        ({"size": 128, "dipoles": 400, "transients": 0}, InputError, "no room for change"),
+        ({"size": 128, "stars": 20000}, InputError, "no room for any change .*transients = 0"),
     ],
 )
 def test_bad_settings_are_one_line(settings, error, words):
     with pytest.raises(error, match=words) as caught:
         build(**settings)
     assert "\n" not in str(caught.value)
+
+
+def test_small_scenes_have_what_finds_room(caplog):
+    """Seeds of which some had no room for all changes that are there by default."""
+    short = 0
+    for size in (128, 160, 192):
+        for seed in range(1, 9):
+            caplog.clear()
+            scene = build(size=size, seed=seed, defects=False)
+            x, y = (np.asarray(scene.changes[name].value) for name in ("x", "y"))
+            apart = np.hypot(x[:, None] - x, y[:, None] - y) + np.where(np.eye(len(x)), np.inf, 0)
+            assert 1 <= len(x) <= 6
+            assert apart.min() > 30
+            said = [r.message for r in caplog.records if "room" in r.message]
+            assert (len(x) == 6) == (not said)
+            assert not said or said[0].startswith(f"simulate: room for {len(x)} of 6 changes in {size} x {size} px")
+            short += len(x) < 6
+    assert short
 
 
 @pytest.mark.parametrize(
