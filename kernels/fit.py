@@ -17,7 +17,7 @@ FIT = register(
         twin="skydelta.kernels.cpu.fit:fit_lobes",
         launch="skydelta.kernels.cuda.fit:fit_lobes",
         reference="skydelta.kernels.cpu.reference_fit:fit_lobes",
-        entries=(CudaEntry("fit.cu", "fit_lobes", (("1",), ("2",))),),
+        entries=(CudaEntry("fit.cu", "fit_lobes", tuple((k, b) for k in "12" for b in "013")),),
         halo="the stamp",
         bytes_per_pixel=8.0,
         tolerance=Tolerance(1e-4, 1e-4, "two optimisers stop within 1e-5 px of the same minimum"),
@@ -55,6 +55,9 @@ BOUND = 5.0
 
 MAX_EVALUATIONS = 60
 
+BACKGROUNDS = {"none": 0, "constant": 1, "plane": 3}
+"""Terms of each: the first of 1, x, y (px from the middle of the stamp)."""
+
 
 class Status(IntEnum):
     """How a fit ended."""
@@ -72,15 +75,15 @@ class LobeFit:
 
     Attributes
     ----------
-    parameters : float64 (n, 3 k + 1)
-        flux, x, y of each lobe, then the background; x and y from the middle of the stamp, px.
-    covariance : float64 (n, 3 k + 1, 3 k + 1)
+    parameters : float64 (n, 3 k + b)
+        flux, x, y of each lobe, then the b terms of the background; x and y from the middle of the stamp, px.
+    covariance : float64 (n, 3 k + b, 3 k + b)
         (J^T W J)^-1; NaN where singular.
     chi2 : float64 (n,)
     evaluations, status, pixels : int32 (n,)
         `Status`; pixels are those with weight.
-    moment : float64 (n, 4), moment_covariance : float64 (n, 4, 4), moment_chi2 : float64 (n,)
-        The linear dipole at the first start position: flux, moment_x, moment_y, background of
+    moment : float64 (n, 3 + b), moment_covariance : float64 (n, 3 + b, 3 + b), moment_chi2 : float64 (n,)
+        The linear dipole at the first start position: flux, moment_x, moment_y, terms of the background of
         m = F P - M . grad P + b. Only with one lobe; NaN with two.
     sharpness : float64 (n,)
         Highest usable of the middle 3 x 3 pixels above the background, over the fitted PSF there. Only with one lobe.
@@ -104,8 +107,34 @@ class LobeFit:
 
     @property
     def errors(self) -> np.ndarray:
-        """float64 (n, 3 k + 1): of the parameters."""
+        """float64 (n, 3 k + b): of the parameters."""
         return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2))
+
+    @property
+    def lobes(self) -> int:
+        """k."""
+        return (self.parameters.shape[1] - self.terms) // 3
+
+    @property
+    def terms(self) -> int:
+        """b, of the background."""
+        return self.moment.shape[1] - 3
+
+    @property
+    def background(self) -> np.ndarray:
+        """float64 (n, 3): its level in the middle of the stamp and slopes per px; 0 where it has none."""
+        return self.of_background(self.parameters)
+
+    @property
+    def background_errors(self) -> np.ndarray:
+        """float64 (n, 3): of these."""
+        return self.of_background(self.errors)
+
+    def of_background(self, values: np.ndarray) -> np.ndarray:
+        """The last ``terms`` columns (n, 3), 0 where there are fewer."""
+        out = np.zeros((len(values), 3))
+        out[:, : self.terms] = values[:, values.shape[1] - self.terms :]
+        return out
 
     def take(self, rows: np.ndarray | slice) -> LobeFit:
         """Some of the fits; those of a slice share its arrays."""
@@ -145,8 +174,9 @@ def fit_lobes(
     start: np.ndarray,
     stamp: np.ndarray | None = None,
     limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
 ) -> LobeFit:
-    """Fit m(x) = sum_k F_k P(x - x_k) + b to stamps.
+    """Fit m(x) = sum_k F_k P(x - x_k) + b to stamps; b is nothing, a constant or a plane.
 
     Positions by Levenberg-Marquardt, fluxes and background solved exactly at every position (variable projection,
     Golub & Pereyra 1973; Kaufman 1975): one pass over the pixels sums the Gram matrix of value and gradient columns,
@@ -165,5 +195,7 @@ def fit_lobes(
         Which stamp each fit is about; fit i is about stamp i if not given.
     limit : int
         Most evaluations of a fit. With 1 the positions stay at the start: all that is found is linear.
+    terms : int
+        Of the background: one of the values of `BACKGROUNDS`.
     """
-    return LobeFit(*implementation(FIT, backend_of(data))(data, weight, psf, start, stamp, limit))
+    return LobeFit(*implementation(FIT, backend_of(data))(data, weight, psf, start, stamp, limit, terms))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from astropy import units as u
@@ -20,7 +20,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.psf import GridPsf, Psf, fwhm
 from skydelta.kernels.backend import Backend, to_host
 from skydelta.kernels.cutouts import Windows
-from skydelta.kernels.fit import LobeFit, Status, spline_coefficients, subtract_lobes
+from skydelta.kernels.fit import BACKGROUNDS, LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
 from skydelta.stages.lobes import (
@@ -56,6 +56,9 @@ SIDES = (15, 31)
 class FitConfig(StageConfig):
     """Which models compete; their BIC decides."""
 
+    background: Literal["none", "constant", "plane"] = Field(
+        "constant", description="What is fitted under every object: nothing, a level, or a level and two slopes."
+    )
     dipoles: bool = Field(
         True, description="Try two opposite lobes too; false for an image that is no difference, where none exist."
     )
@@ -64,12 +67,12 @@ class FitConfig(StageConfig):
 class Fit(Stage[FitConfig]):
     """Flux, position and model of every detection, by maximum likelihood with the known PSF and variance.
 
-    Every object is fitted with one PSF and a constant; a dipole F+ P(x - x+) - F- P(x - x-) + b is tried for those
-    paired by detection and those that one PSF does not explain. The dipole moment M with its covariance is always
-    given: of the lobes about (x, y) for dipoles, else of the linear model F P - M . grad P + b about the detected
-    position. Where the lobes are not determined one by one the row is flagged DEGENERATE, and flux, moment and position
-    are the mean of those of the lobes and of the linear model with its centre free, weighed by how well these explain
-    the stamp. The light of neighbouring rows is taken away first.
+    Every object is fitted with one PSF and b, a constant, a plane or nothing; a dipole F+ P(x - x+) - F- P(x - x-) + b
+    is tried for those paired by detection and those that one PSF does not explain. The dipole moment M with its
+    covariance is always given: of the lobes about (x, y) for dipoles, else of the linear model F P - M . grad P + b
+    about the detected position. Where the lobes are not determined one by one the row is flagged DEGENERATE, and flux,
+    moment and position are the mean of those of the lobes and of the linear model with its centre free, weighed by how
+    well these explain the stamp. The light of neighbouring rows is taken away first.
 
     Raises
     ------
@@ -94,7 +97,7 @@ class Fit(Stage[FitConfig]):
         width = fwhm(image.psf.at((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2))
         side = min(max(2 * ceil(2.5 * width) + 1, SIDES[0]), SIDES[1])
         found, sigma = Detections.of(catalog), width / 2.3548
-        stamps = lru_cache(1)(Cutter(image, found, side))
+        stamps = lru_cache(1)(Cutter(image, found, side, BACKGROUNDS[self.config.background]))
         tried = sigma if self.config.dipoles else None
         rows = _fit(stamps, tried, np.arange(len(catalog)), None)
         pairs, light = _neighbours(found, side), None
@@ -110,7 +113,7 @@ class Fit(Stage[FitConfig]):
                 again = np.flatnonzero(changed)
                 rows = _replaced(rows, again, _fit(stamps, tried, again, light))
         _settle(stamps, sigma, rows, light)
-        out = _catalog(image, catalog, rows)
+        out = _catalog(image, catalog, rows, self.config.background == "plane")
         dipole = rows["model"] == "dipole"
         ctx.metric("candidates", len(out))
         ctx.metric("dipoles", int(dipole.sum()))
@@ -188,9 +191,9 @@ class Light:
 class Cutter:
     """Cuts the stamps of the batch that begins at a row, on the image's device, less the light of neighbours."""
 
-    def __init__(self, image: Exposure, found: Detections, side: int) -> None:
+    def __init__(self, image: Exposure, found: Detections, side: int, terms: int = 1) -> None:
         assert image.psf is not None
-        self.image, self.found, self.side = image, found, side
+        self.image, self.found, self.side, self.terms = image, found, side, terms
         self.psf = _filtered(image.psf, image.backend)
         self._whole = lru_cache(1)(self._cut)  # a catalogue of one batch is cut once
 
@@ -216,6 +219,7 @@ class Cutter:
             middle=middle,
             start=at - middle,
             lobes=lobes - middle[:, None],
+            terms=self.terms,
         )
 
 
@@ -295,7 +299,7 @@ def _measure(stamps: Stamps, row: np.ndarray, sigma: float | None) -> dict[str, 
     """Both models of the stamps ``row``, the choice between them, and all measured columns; positions in the image."""
     psf = stamps.fit(stamps.start[row, None], row)
     rows = single_columns(psf)
-    expected = np.maximum(psf.pixels - PSF_FREE, 1)
+    expected = np.maximum(psf.pixels - PSF_FREE - psf.terms, 1)
     tried = np.isfinite(stamps.lobes[row]).all(axis=(1, 2)) | (psf.chi2 - expected > EXCESS * np.sqrt(2 * expected))
     tried = np.flatnonzero(tried & np.isfinite(psf.moment_chi2))
     if len(tried) and sigma is not None:
@@ -314,16 +318,16 @@ def _dipoles(
     chi2, fluxes = fit.chi2, fit.parameters[:, :4:3]
     opposite = (fluxes.max(axis=1) > 0) & (fluxes.min(axis=1) < 0)
     degenerate = undetermined(fit)
-    log_n = np.log(psf.pixels)
-    bic, linear = chi2 + DIPOLE_FREE * log_n, psf.moment_chi2 + PSF_FREE * log_n
+    log_n, single, double = np.log(psf.pixels), PSF_FREE + psf.terms, DIPOLE_FREE + psf.terms
+    bic, linear = chi2 + double * log_n, psf.moment_chi2 + single * log_n
     merit = np.where(degenerate, np.minimum(bic, linear), bic)
-    gain, excess = psf.chi2 - chi2, psf.chi2 - (psf.pixels - PSF_FREE)
+    gain, excess = psf.chi2 - chi2, psf.chi2 - (psf.pixels - single)
     wins = np.flatnonzero(opposite & (merit < rows["bic"][tried] - MARGIN) & (gain > EXPLAINED * excess))
     if not len(wins):
         return
     fit, degenerate, won = positive_first(fit.take(wins)), degenerate[wins], tried[wins]
     columns = dipole_columns(fit)
-    columns["bic"], columns["dof"] = bic[wins], fit.pixels - DIPOLE_FREE
+    columns["bic"], columns["dof"] = bic[wins], fit.pixels - double
     columns["flags"] = status_flags(fit.status) | bits("DIPOLE") | np.where(degenerate, bits("DEGENERATE"), 0)
     for name, value in columns.items():
         rows[name][won] = value
@@ -349,7 +353,7 @@ def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Li
             rows[name][at] = value
 
 
-def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> Catalog:
+def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray], plane: bool) -> Catalog:
     """The table with units; positions stay as detected where the fit gives none."""
     unit = image.unit or u.dimensionless_unscaled
     x, y = (np.where(np.isfinite(rows[n]), rows[n], _value(catalog, n)) for n in ("x", "y"))
@@ -359,8 +363,12 @@ def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> 
     flags = np.asarray(catalog["flags"]) | rows["flags"]
     moved = dict.fromkeys(("moment_x", "moment_y"), unit * u.pix)
     spread = dict.fromkeys(("moment_xx", "moment_xy", "moment_yy"), (unit * u.pix) ** 2)
-    fluxes = ("flux", "flux_err", "background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
+    fluxes = ("flux", "flux_err", *SLOPES, "background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
     pixels = ("x", "y", "x_err", "y_err", "x_pos", "y_pos", "x_neg", "y_neg", "separation", "separation_err")
+    order = list(ORDER)
+    if plane:
+        at = order.index("background") + 1
+        order[at:at] = SLOPES
     units = {**moved, **spread, **dict.fromkeys(fluxes, unit), **dict.fromkeys(pixels, u.pix)}
     units |= dict.fromkeys(("ra", "dec", "angle", "angle_err"), u.deg)
     columns = {
@@ -374,7 +382,7 @@ def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray]) -> 
         "snr": np.array(catalog["snr"]),
         "model": rows["model"],
         "flags": flags.astype(np.int32),
-        **{name: rows[name] for name in ORDER},
+        **{name: rows[name] for name in order},
     }
     return Catalog.of(columns, units, meta=catalog.meta)
 
@@ -386,3 +394,6 @@ ORDER = (
     "separation", "separation_err", "angle", "angle_err", "sharpness",
 )  # fmt: skip
 """Measured columns after the first ten."""
+
+SLOPES = ("background_err", "background_x", "background_x_err", "background_y", "background_y_err")
+"""Those of a plane, after its level in the middle of the stamp."""

@@ -30,8 +30,10 @@ By simulation (S/N 10 to 300, separation 0.3 to 3 PSF sigma, flux ratio 0.5 to 2
 true Fisher error is above 0.5 px and 0.5 % of those below 0.15 px; no limit on the chi2 that two lobes gain over the
 moment does both."""
 
-PSF_FREE, LINEAR_FREE, DIPOLE_FREE = 4, 6, 7
-"""Free parameters; of the linear dipole with its centre free: at a given place it has as many as a free PSF."""
+PSF_FREE, LINEAR_FREE, DIPOLE_FREE = 3, 5, 6
+"""Free parameters but for the terms of the background; of the linear dipole with its centre free.
+
+At a given place that has as many as a free PSF."""
 
 MERGED = 2.0
 """Lobes that ran into one win over others where their chi2 is lower by more than this: the AIC of a parameter."""
@@ -56,6 +58,8 @@ class Stamps:
         Detected position from the middle, px.
     lobes : (n, 2, 2)
         Detected positive and negative lobe from the middle; NaN where there is one peak only.
+    terms : int
+        Of the background, as in `fit_lobes`.
     """
 
     data: Array
@@ -64,16 +68,17 @@ class Stamps:
     middle: np.ndarray
     start: np.ndarray
     lobes: np.ndarray
+    terms: int = 1
 
     def fit(self, start: np.ndarray, row: np.ndarray, **options: int) -> LobeFit:
         """`fit_lobes` of some rows from these positions."""
-        return fit_lobes(self.data, self.weight, self.psf, start, row, **options)
+        return fit_lobes(self.data, self.weight, self.psf, start, row, terms=self.terms, **options)
 
 
 def single_columns(psf: LobeFit) -> dict[str, np.ndarray]:
     """Columns of the one-PSF model."""
     n, pixels, fitted, error = len(psf.chi2), psf.pixels.astype(float), psf.usable, psf.errors
-    flux, x, y, background = np.where(fitted[:, None], psf.parameters, np.nan).T
+    flux, x, y = np.where(fitted[:, None], psf.parameters, np.nan)[:, :3].T
     kept = psf.status == Status.CONVERGED
     rows = {
         "x": np.where(kept, x, np.nan),
@@ -84,10 +89,10 @@ def single_columns(psf: LobeFit) -> dict[str, np.ndarray]:
         "flags": np.where(fitted, 0, bits("NO_FIT")) | status_flags(psf.status),
         "x_err": error[:, 1],
         "y_err": error[:, 2],
-        "background": background,
+        **{name: np.where(fitted, v, np.nan) for name, v in background_columns(psf).items()},
         "chi2": np.where(fitted, psf.chi2, np.nan),
-        "dof": np.maximum(pixels - PSF_FREE, 0),
-        "bic": np.where(fitted, psf.chi2 + PSF_FREE * np.log(np.maximum(pixels, 1)), np.nan),
+        "dof": np.maximum(pixels - PSF_FREE - psf.terms, 0),
+        "bic": np.where(fitted, psf.chi2 + (PSF_FREE + psf.terms) * np.log(np.maximum(pixels, 1)), np.nan),
         "n_eval": psf.evaluations.copy(),
         "status": psf.status.copy(),
         "sharpness": psf.sharpness,
@@ -113,6 +118,19 @@ LOBES = (
 def status_flags(status: np.ndarray) -> np.ndarray:
     late, bound = status == Status.MAX_EVALUATIONS, status == Status.AT_BOUND
     return np.where(late, bits("NOT_CONVERGED"), 0) | np.where(bound, bits("AT_BOUND"), 0)
+
+
+BACKGROUND = ("background", "background_x", "background_y")
+
+
+def background_columns(fit: LobeFit, linear: bool = False) -> dict[str, np.ndarray]:
+    """Level in the middle of the stamp and slopes per px with their errors, of the fit or of its linear dipole."""
+    values, errors = fit.background, fit.background_errors
+    if linear:
+        spread = np.diagonal(fit.moment_covariance, axis1=1, axis2=2)
+        values, errors = fit.of_background(fit.moment), fit.of_background(np.sqrt(spread))
+    columns = zip(BACKGROUND, values.T, errors.T, strict=True)
+    return {n: v for name, value, error in columns for n, v in ((name, value), (f"{name}_err", error))}
 
 
 def moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
@@ -178,7 +196,7 @@ def fit_dipoles(
 
 def _settled(dipole: LobeFit) -> np.ndarray:
     """bool (n,): converged, the lobes determined, and the stamp explained."""
-    expected = np.maximum(dipole.pixels - DIPOLE_FREE, 1)
+    expected = np.maximum(dipole.pixels - DIPOLE_FREE - dipole.terms, 1)
     explained = dipole.chi2 - expected <= EXCESS * np.sqrt(2 * expected)
     return (dipole.status == Status.CONVERGED) & explained & ~undetermined(dipole)
 
@@ -202,11 +220,11 @@ def forced_fit(stamps: Stamps, places: np.ndarray) -> tuple[LobeFit, int]:
     The covariance is that of the linear parameters, zero for positions.
     """
     found = stamps.fit(places, np.arange(len(places)), limit=1)
-    size = found.covariance.shape[1]
-    linear = np.r_[np.arange(0, size - 1, 3), size - 1]
+    size, terms = found.covariance.shape[1], found.terms
+    linear = np.r_[np.arange(0, size - terms, 3), size - terms : size]
     # the covariance of some with the others held fast is the inverse of a part of the inverse
     single = places.shape[1] == 1
-    whole, part = (found.moment_covariance, np.array([0, 3])) if single else (found.covariance, linear)
+    whole, part = (found.moment_covariance, np.r_[0, 3 : 3 + terms]) if single else (found.covariance, linear)
     covariance, known = np.zeros_like(found.covariance), np.isfinite(whole).all(axis=(1, 2))
     held = np.linalg.inv(np.linalg.inv(whole[known])[:, part[:, None], part])
     covariance[np.flatnonzero(known)[:, None, None], linear[:, None], linear] = held
@@ -250,7 +268,7 @@ def linear_dipole(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: fl
         at[which[lower]] = place[lower]
         return ~lower
 
-    axes, curve, slope = np.empty((n, 2, 2)), np.empty((n, 2)), np.empty((n, 2, 4))
+    axes, curve, slope = np.empty((n, 2, 2)), np.empty((n, 2)), np.empty((n, 2, 3 + stamps.terms))
     for _ in range(TURNS):
         here, h, limit = best.take(live), 0.02 * width[live], width[live]
         along = unit(here.moment[:, 1:3])
@@ -286,7 +304,7 @@ def linear_dipole(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: fl
         "y_err": y_err,
         "flux": best.moment[:, 0],
         "flux_err": np.sqrt(best.moment_covariance[:, 0, 0]),
-        "background": best.moment[:, 3],
+        **background_columns(best, linear=True),
         "chi2": best.moment_chi2,
         **moment_columns(best),
     }
@@ -346,7 +364,7 @@ def positive_first(fit: LobeFit) -> LobeFit:
     swap = np.flatnonzero(fit.parameters[:, 3] > fit.parameters[:, 0])
     if not len(swap):
         return fit
-    order = np.array([3, 4, 5, 0, 1, 2, 6])
+    order = np.r_[3, 4, 5, 0, 1, 2, 6 : fit.parameters.shape[1]]
     parameters, covariance = fit.parameters.copy(), fit.covariance.copy()
     parameters[swap] = parameters[swap][:, order]
     covariance[swap] = covariance[swap][:, order][:, :, order]
@@ -355,14 +373,14 @@ def positive_first(fit: LobeFit) -> LobeFit:
 
 def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
     """What follows from the two lobes, errors to first order in their covariance."""
-    f1, x1, y1, f2, x2, y2, background = fit.parameters.T
+    f1, x1, y1, f2, x2, y2 = fit.parameters[:, :6].T
     total = np.maximum(f1 - f2, 1e-100)
     dx, dy = x1 - x2, y1 - y2
     length = np.maximum(np.hypot(dx, dy), 1e-100)
     # M = F+ (x+ - c) - F- (x- - c) about c = (F+ x+ + F- x-) / (F+ + F-) is 2 F+ F- / (F+ + F-) times x+ - x-
     mean = -2 * f1 * f2 / total
     m1, m2 = 2 * (f2 / total) ** 2, -2 * (f1 / total) ** 2
-    # gradients with respect to F1, x1, y1, F2, x2, y2, b; F2 is negative
+    # gradients with respect to F1, x1, y1, F2, x2, y2; F2 is negative
     slopes = {
         "flux": [1, 0, 0, 1, 0, 0],
         "x": [-f2 * dx / total**2, f1 / total, 0, f1 * dx / total**2, -f2 / total, 0],
@@ -372,11 +390,11 @@ def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
         "moment_x": [m1 * dx, mean, 0, m2 * dx, -mean, 0],
         "moment_y": [m1 * dy, 0, mean, m2 * dy, 0, -mean],
     }
-    gradients = np.zeros((len(f1), len(slopes), 7))
+    gradients = np.zeros((len(f1), len(slopes), 6))
     for k, slope in enumerate(slopes.values()):
         for i, value in enumerate(slope):
             gradients[:, k, i] = value
-    spread = gradients @ fit.covariance @ gradients.transpose(0, 2, 1)
+    spread = gradients @ fit.covariance[:, :6, :6] @ gradients.transpose(0, 2, 1)
     # rounding makes the variance of a nearly singular combination negative
     variances = np.maximum(np.diagonal(spread, axis1=1, axis2=2), 0)
     errors, own = dict(zip(slopes, np.sqrt(variances).T, strict=True)), fit.errors
@@ -387,7 +405,7 @@ def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
         "flux_err": errors["flux"],
         "x_err": errors["x"],
         "y_err": errors["y"],
-        "background": background,
+        **background_columns(fit),
         "chi2": fit.chi2,
         "n_eval": fit.evaluations,
         "status": fit.status,

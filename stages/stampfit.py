@@ -11,14 +11,15 @@ from astropy.table import QTable
 from astropy.units import Quantity, UnitBase, UnitConversionError
 
 from skydelta.errors import ConfigError, InputError
-from skydelta.io.catalog import FLAGS, Catalog, bits
+from skydelta.io.catalog import FLAGS, Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
-from skydelta.kernels.fit import BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
+from skydelta.kernels.fit import BACKGROUNDS, BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.fit import BATCH, Fit
 from skydelta.stages.jointfit import in_units, lobes_of
 from skydelta.stages.lobes import (
+    BACKGROUND,
     DIPOLE_FREE,
     EXCESS,
     LINEAR_FREE,
@@ -34,9 +35,9 @@ from skydelta.stages.lobes import (
     positive_first,
     put,
     settled,
-    status_flags,
     undetermined,
 )
+from skydelta.stages.stamptable import COLUMNS, COMMON, Found, Scaled
 
 SIDES = (7, 63)
 """Smallest and largest side of a stamp, px."""
@@ -44,34 +45,16 @@ SIDES = (7, 63)
 SEARCH = (-4.0, -2.0, 0.0, 2.0, 4.0)
 """Steps from the start, px an axis, at which a source is looked for when the fit from the start does not explain it."""
 
-NAMES = {
-    Status.CONVERGED: "converged",
-    Status.AT_BOUND: "at bound",
-    Status.SINGULAR: "singular",
-    Status.MAX_EVALUATIONS: "max iterations",
-    Status.NO_DATA: "no data",
-}
-DEGENERATE = "degenerate"
-
-COLUMNS = {
-    "point": ("flux", "x", "y"),
-    "dipole": (
-        "flux_pos", "x_pos", "y_pos", "flux_neg", "x_neg", "y_neg", "moment_x", "moment_y", "separation", "angle",
-    ),
-}  # fmt: skip
-"""Fitted columns of each model; each is followed by its error, then come those of `COMMON`."""
-
-COMMON = ("background", "chi2", "dof", "bic", "n_eval", "status", "flags")
-
 
 class FitResult(QTable):
     """Fitted stamps, one row each, in their order.
 
     Columns of model ``point``: ``flux x y``; of ``dipole``: ``flux_pos x_pos y_pos flux_neg x_neg y_neg moment_x
-    moment_y separation angle``; each followed by its error ``NAME_err``. Then ``background chi2 dof bic n_eval status
-    flags``, and ``residual`` (k, k) when it was asked for. Positions are 0-based in the stamp, px; the angle runs from
-    +x to +y, degrees, and points from the negative to the positive lobe; ``flux_neg`` is a positive number. Columns
-    have units only where the stamps had one.
+    moment_y separation angle``; then ``background``, of a plane also its slopes per px ``background_x background_y``;
+    each followed by its error ``NAME_err``. Then ``chi2 dof bic n_eval status flags``, and ``residual`` (k, k) when it
+    was asked for. Positions are 0-based in the stamp, px; the angle runs from +x to +y, degrees, and points from the
+    negative to the positive lobe; ``flux_neg`` is a positive number. Columns have units only where the stamps had one.
+    The background is that in pixel (k // 2, k // 2).
 
     ``status`` is one of
 
@@ -97,6 +80,7 @@ def fit(
     *,
     image: Exposure | None = None,
     model: Literal["point", "dipole"] = "point",
+    background: Literal["none", "constant", "plane"] = "constant",
     psf: Any = None,
     variance: Any = None,
     mask: Any = None,
@@ -124,6 +108,8 @@ def fit(
     image : Exposure, optional
         The same as ``stamps``.
     model : {"point", "dipole"}
+    background : {"none", "constant", "plane"}
+        b: nothing, a level, or a level and two slopes. Of an exposure and its catalogue too.
     psf : array (p, p) or (n, p, p)
         Odd p, centred on the middle pixel; fluxes are its coefficients, so that a PSF of unit sum gives total fluxes.
     variance : number or array (k, k) or (n, k, k), or Quantity, optional
@@ -167,22 +153,24 @@ def fit(
         used += [name for name, on in (("forced", forced), ("residuals", residuals)) if on]
         if used:
             raise ConfigError(f"fit: {', '.join(used)} belong to stamps in arrays; an exposure brings its own")
-        return Fit()(image=stamps, catalog=catalog, device=device)
+        return Fit(background=background)(image=stamps, catalog=catalog, device=device)
     if catalog is not None:
         raise ConfigError("fit: a catalogue needs an Exposure to be fitted on, not an array")
     if model not in COLUMNS:
         raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
     if forced and start is None:
         raise ConfigError("fit: forced needs the positions, start")
-    backend = resolve(device)
-    own = _Task.of(stamps, psf, variance, mask, start, model, backend)
+    if background not in BACKGROUNDS:
+        raise ConfigError(f"fit: background {background!r}; allowed: {', '.join(BACKGROUNDS)}")
+    backend, terms = resolve(device), BACKGROUNDS[background]
+    own = _Task.of(stamps, psf, variance, mask, start, model, terms, backend)
     task: _Task | _Joint = own
     others = {"template_psf": template_psf, "template_variance": template_variance, "template_mask": template_mask}
     if template is not None:
         if model != "dipole" or variance is None or template_variance is None:
             raise ConfigError("fit: a template needs the model dipole, variance and template_variance")
         other_psf = psf if template_psf is None else template_psf
-        other = _Task.of(template, other_psf, template_variance, template_mask, start, model, backend)
+        other = _Task.of(template, other_psf, template_variance, template_mask, start, model, terms, backend)
         task = _Joint.of(own, other)
     elif any(value is not None for value in others.values()):
         raise ConfigError(f"fit: {', '.join(k for k, v in others.items() if v is not None)} without a template")
@@ -232,11 +220,14 @@ class _Task:
     lobes: np.ndarray
     searched: bool
     model: str
+    terms: int
     unit: UnitBase | None
     backend: Backend
 
     @classmethod
-    def of(cls, stamps: Any, psf: Any, variance: Any, mask: Any, start: Any, model: str, backend: Backend) -> _Task:
+    def of(
+        cls, stamps: Any, psf: Any, variance: Any, mask: Any, start: Any, model: str, terms: int, backend: Backend
+    ) -> _Task:
         values, unit = _plain(stamps, "stamps")
         values = values[None] if values.ndim == 2 else values
         n, side = values.shape[0] if values.ndim == 3 else 0, values.shape[-1] if values.ndim else 0
@@ -254,7 +245,7 @@ class _Task:
         coefficients, sigma = _psf(psf, n, backend)
         at, lobes = _starts(start, n, side, model)
         return cls(
-            values, coefficients, sigma, variance, mask, at, lobes, start is None, model, unit, backend
+            values, coefficients, sigma, variance, mask, at, lobes, start is None, model, terms, unit, backend
         )  # fmt: skip
 
     @property
@@ -277,7 +268,7 @@ class _Task:
             columns["residual"] = self.residual(own, found, scaled, good)
         return columns
 
-    def fitted(self, rows: slice, forced: bool) -> tuple[Stamps, _Found, _Scaled, Array]:
+    def fitted(self, rows: slice, forced: bool) -> tuple[Stamps, Found, Scaled, Array]:
         """The stamps of one batch, their fits, the scales of both, and which pixels were used."""
         xp = self.backend.xp
         data = self._part(self.stamps, rows)
@@ -288,7 +279,7 @@ class _Task:
             good &= xp.isfinite(variance) & (variance > 0)
         if self.mask is not None:
             good &= self._part(self.mask, rows) == 0
-        scaled = _Scaled.of(data, xp.where(good, variance, 1.0), good)
+        scaled = Scaled.of(data, xp.where(good, variance, 1.0), good, self.terms > 0)
         psf, middle = self.psf[rows] if len(self.psf) > 1 else self.psf, self.side // 2
         n = len(data)
         own = Stamps(
@@ -298,6 +289,7 @@ class _Task:
             middle=np.full((n, 2), middle),
             start=self.start[rows] - middle,
             lobes=self.lobes[rows] - middle,
+            terms=self.terms,
         )
         sigma = np.broadcast_to(self.sigma[rows] if len(self.sigma) > 1 else self.sigma, n)
         known = self.variance is not None
@@ -309,19 +301,20 @@ class _Task:
             found = _dipole(own, sigma, known)
         return own, found, scaled, good
 
-    def residual(self, own: Stamps, found: _Found, scaled: _Scaled, good: Array) -> np.ndarray:
+    def residual(self, own: Stamps, found: Found, scaled: Scaled, good: Array) -> np.ndarray:
         """Stamps less their models, (n, k, k), NaN where not used."""
         fit, n = found.fit, len(found.fit.chi2)
-        count = np.where(fit.usable, (fit.parameters.shape[1] - 1) // 3, 0)
-        lobes = fit.parameters[fit.usable, :-1].reshape(-1, 3)
+        count, lobes = np.where(fit.usable, fit.lobes, 0), fit.parameters[fit.usable, : 3 * fit.lobes].reshape(-1, 3)
         left = subtract_lobes(own.data, own.weight, own.psf, np.concatenate([[0], np.cumsum(count)]), lobes)
-        level = np.where(fit.usable, fit.parameters[:, -1], np.nan).reshape(n, 1, 1)
-        left = to_host(left).astype(float)[:, : self.side, : self.side] - level
+        level, across, down = np.where(fit.usable, fit.background.T, np.nan).reshape(3, n, 1, 1)
+        o = np.arange(self.side) - self.side // 2
+        left = to_host(left).astype(float)[:, : self.side, : self.side] - (level + across * o + down * o[:, None])
         return np.where(to_host(good), left * scaled.scale[:, None, None], np.nan)
 
     def table(self, columns: dict[str, np.ndarray]) -> FitResult:
         out = FitResult()
-        wanted = [n for name in COLUMNS[self.model] for n in (name, f"{name}_err")] + list(COMMON)
+        names = [*COLUMNS[self.model], *(BACKGROUND if self.terms == len(BACKGROUND) else BACKGROUND[:1])]
+        wanted = [n for name in names for n in (name, f"{name}_err")] + list(COMMON[2:])
         for name in [*wanted, *(name for name in columns if name.startswith("residual"))]:
             of_flux = name.startswith(("flux_", "moment", "background", "residual")) or name == "flux"
             has_unit = self.unit is not None and of_flux
@@ -370,7 +363,7 @@ class _Joint:
         degenerate = np.zeros(len(both.chi2), bool) if forced else undetermined(both)
         scaled = parts[0][2]
         unscaled = replace(scaled, scale=np.ones_like(scaled.scale), level=np.zeros_like(scaled.level))
-        columns = _Found(both, free, True, degenerate).columns(unscaled, self.science.side // 2)
+        columns = Found(both, free, True, degenerate).columns(unscaled, self.science.side // 2)
         if residuals:
             columns["residual"], columns["residual_template"] = (
                 task.residual(*part) for task, part in zip(tasks, parts, strict=True)
@@ -419,106 +412,6 @@ def _starts(start: Any, n: int, side: int, model: str) -> tuple[np.ndarray, np.n
     return np.broadcast_to(at, (n, 2)).copy(), unknown
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """Stamps in units of about their noise and less their mean, so that float32 holds them, with odd sides.
-
-    Scales are powers of two: nothing is rounded by them. An even side gets a row and a column of weight zero.
-    """
-
-    data: Array
-    weight: Array
-    level: np.ndarray
-    scale: np.ndarray
-
-    @classmethod
-    def of(cls, data: Array, variance: Array, good: Array) -> _Scaled:
-        xp, (n, side, _) = backend_of(data).xp, data.shape
-        count = xp.maximum(good.sum(axis=(1, 2)), 1)
-        data = xp.where(good, data, 0.0)
-        level = data.sum(axis=(1, 2)) / count
-        data = xp.where(good, data - level[:, None, None], 0.0)
-        typical = xp.where(good, variance, 0.0).sum(axis=(1, 2)) / count
-        scale = xp.exp2(xp.rint(0.5 * xp.log2(xp.where(typical > 0, typical, 1.0))))
-        weight = xp.where(good, scale[:, None, None] ** 2 / variance, 0.0)
-        odd = side + 1 - side % 2
-        planes = xp.zeros((2, n, odd, odd), np.float32)
-        planes[0, :, :side, :side] = data / scale[:, None, None]
-        planes[1, :, :side, :side] = weight
-        return cls(planes[0], planes[1], to_host(level), to_host(scale))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Fits of one batch, and what the table says of them.
-
-    Attributes
-    ----------
-    fit : LobeFit
-        Covariance already that of the free parameters, times what the noise turned out to be.
-    free : int
-        Number of free parameters.
-    known : bool
-        The variance was given.
-    degenerate : bool (n,)
-    linear : dict, optional
-        What is known where the lobes are not determined.
-    """
-
-    fit: LobeFit
-    free: int
-    known: bool
-    degenerate: np.ndarray
-    linear: dict[str, np.ndarray] | None = None
-
-    def columns(self, scaled: _Scaled, middle: int) -> dict[str, np.ndarray]:
-        fit, scale, n = self.fit, scaled.scale, len(self.fit.chi2)
-        linear = self.linear or {}
-        # one point and two lobes in it are the same: what is left of the dipole is the linear model
-        merged = (fit.status == Status.SINGULAR) & np.isfinite(linear.get("chi2", np.full(n, np.nan)))
-        some, free = fit.usable | merged, np.where(merged, LINEAR_FREE, self.free)
-        names = np.array([NAMES[Status(s)] for s in fit.status], dtype="U14")
-        degenerate = self.degenerate & some
-        names[(degenerate & (fit.status == Status.CONVERGED)) | merged] = DEGENERATE
-        pixels = np.maximum(fit.pixels, 1)
-        chi2 = np.where(merged, linear["chi2"], fit.chi2) if linear else fit.chi2
-        level = np.where(merged, linear["background"], fit.parameters[:, -1]) if linear else fit.parameters[:, -1]
-        quality = chi2 if self.known else pixels * np.log(np.maximum(chi2 / pixels, 1e-300))
-        out = self._point() if fit.parameters.shape[1] == 4 else self._dipole(degenerate)
-        out = {name: np.where(fit.usable | (merged & (name[:6] == "moment")), v, np.nan) for name, v in out.items()}
-        common = {"background": level, "chi2": chi2, "bic": quality + free * np.log(pixels)}
-        out |= {name: np.where(some, values, np.nan) for name, values in common.items()}
-        for name in out:
-            if name.startswith(("flux", "moment")) or name == "background":
-                out[name] = out[name] * scale
-            elif name[0] in "xy" and not name.endswith("_err"):
-                out[name] = out[name] + middle
-        out["background"] = out["background"] + scaled.level
-        if not self.known:
-            out["chi2"] = out["chi2"] * scale**2
-            out["bic"] = out["bic"] + 2 * pixels * np.log(scale)
-        out |= {"dof": np.maximum(fit.pixels - free, 0), "n_eval": fit.evaluations, "status": names}
-        flags = status_flags(fit.status) | np.where(some, 0, bits("NO_FIT"))
-        out["flags"] = (flags | np.where(degenerate, bits("DEGENERATE"), 0)).astype(np.int32)
-        return out
-
-    def _point(self) -> dict[str, np.ndarray]:
-        values, errors = self.fit.parameters, self.fit.errors
-        return {f"{n}{e}": a[:, k] for k, n in enumerate(COLUMNS["point"]) for e, a in (("", values), ("_err", errors))}
-
-    def _dipole(self, degenerate: np.ndarray) -> dict[str, np.ndarray]:
-        fit, errors = self.fit, self.fit.errors
-        lobes = dipole_columns(fit)
-        for k, lobe in ((0, "pos"), (3, "neg")):
-            lobes |= {f"{a}_{lobe}_err": errors[:, k + i] for i, a in enumerate(("flux", "x", "y"))}
-        for name, values in (self.linear or {}).items():
-            if name in lobes:
-                lobes[name] = np.where(degenerate, values, lobes[name])
-        for axis in "xy":
-            lobes[f"moment_{axis}_err"] = np.sqrt(lobes[f"moment_{axis}{axis}"])
-        return {n: lobes[n] for name in COLUMNS["dipole"] for n in (name, f"{name}_err")}
-
-
 def _dof(fit: LobeFit, free: int) -> np.ndarray:
     return np.maximum(fit.pixels - free, 0)
 
@@ -531,11 +424,12 @@ def _calibrated(fit: LobeFit, free: int, known: bool) -> LobeFit:
     return replace(fit, covariance=fit.covariance * left[:, None, None])
 
 
-def _point(own: Stamps, known: bool, searched: bool) -> _Found:
+def _point(own: Stamps, known: bool, searched: bool) -> Found:
     """Point sources; where the middle of the stamp holds none, the best place on a grid around it is tried."""
     row = np.arange(len(own.start))
     found = own.fit(own.start[:, None], row)
-    expected = np.maximum(_dof(found, PSF_FREE), 1)
+    free = PSF_FREE + own.terms
+    expected = np.maximum(_dof(found, free), 1)
     doubted = found.status != Status.CONVERGED
     if known:
         doubted |= found.chi2 - expected > EXCESS * np.sqrt(2 * expected)
@@ -552,19 +446,20 @@ def _point(own: Stamps, known: bool, searched: bool) -> _Found:
         both = joined(found.take(again), other)
         kept = both.take(best_of(both, len(again)))
         found = put(found, again, kept)
-    return _Found(_calibrated(found, PSF_FREE, known), PSF_FREE, known, np.zeros(len(row), bool))
+    return Found(_calibrated(found, free, known), free, known, np.zeros(len(row), bool))
 
 
-def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> _Found:
+def _dipole(own: Stamps, sigma: np.ndarray, known: bool) -> Found:
     """Dipoles, from starts along the moment and from the peaks of both signs."""
     row = np.arange(len(own.start))
     moment = own.fit(own.start[:, None], row, limit=1).moment[:, 1:3]
     found = fit_dipoles(own, row, np.nan_to_num(moment), sigma, known, lambda rows: peaks(own, sigma, rows))
-    found = _calibrated(positive_first(found), DIPOLE_FREE, known)
+    free = DIPOLE_FREE + own.terms
+    found = _calibrated(positive_first(found), free, known)
     degenerate = undetermined(found)
     # where nothing scatters and no variance was given, there is no error of a moment either
     rows = np.flatnonzero(degenerate & (found.status != Status.NO_DATA) & (known | (found.chi2 != 0)))
-    return _Found(found, DIPOLE_FREE, known, degenerate, _linear(own, found, sigma, rows, known) if len(rows) else None)
+    return Found(found, free, known, degenerate, _linear(own, found, sigma, rows, known) if len(rows) else None)
 
 
 def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, known: bool) -> dict[str, np.ndarray]:
@@ -576,11 +471,12 @@ def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, kn
     linear = linear_dipole(own, rows, np.where(near[:, None], middle, start), sigma[rows])
     gain = linear["chi2"] - found.chi2[rows]
     if not known:
-        pixels = found.pixels[rows]
+        pixels = found.pixels[rows] - own.terms
         left = linear["chi2"] / np.maximum(pixels - LINEAR_FREE, 1)
         linear |= {name: linear[name] * left for name in ("moment_xx", "moment_xy", "moment_yy")}
+        linear |= {f"{name}_err": linear[f"{name}_err"] * np.sqrt(left) for name in BACKGROUND}
         gain = gain / (found.chi2[rows] / np.maximum(pixels - DIPOLE_FREE, 1))
-    values = {name: linear[name] for name in ("chi2", "background")}
+    values = {name: v for name, v in linear.items() if name == "chi2" or name.startswith("background")}
     values |= {name: v for name, v in settled(two, linear, gain).items() if name.startswith("moment")}
     out = {name: np.full(len(own.start), np.nan) for name in values}
     for name, column in values.items():
@@ -588,9 +484,9 @@ def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, kn
     return out
 
 
-def _forced(own: Stamps, model: str, known: bool) -> _Found:
+def _forced(own: Stamps, model: str, known: bool) -> Found:
     """Fluxes and background at the given places: linear, errors for held positions."""
     if model == "dipole" and not np.isfinite(own.lobes).all():
         raise ConfigError("fit: forced dipoles need the places of both lobes, start of shape (n, 2, 2)")
     found, free = forced_fit(own, own.start[:, None] if model == "point" else own.lobes)
-    return _Found(_calibrated(found, free, known), free, known, np.zeros(len(own.start), bool))
+    return Found(_calibrated(found, free, known), free, known, np.zeros(len(own.start), bool))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Numba twins of the lobe fits: the maths of ``kernels/cuda/fit.cuh``, a stamp a loop turn, a row of pixels at a time.
 
-The Gram matrix has a row and a column for value, d/dx and d/dy of each lobe, then for 1; its last row holds the sums
-with the data: right-hand side, then sum w d^2. PSF coefficients are padded by the mirrored ones around them.
+The Gram matrix has a row and a column for value, d/dx and d/dy of each lobe, then for the terms of the background (the
+first of 1, x, y); its last row holds the sums with the data: right-hand side, then sum w d^2. PSF coefficients are
+padded by the mirrored ones around them.
 """
 
 from __future__ import annotations
@@ -115,9 +116,12 @@ def _products(a, b, line):
 
 @inline
 def _sum_stamp(weight, weighted, padded, q, column, gram):
-    """Gram sums at positions ``q``, but for the last element; ``column`` (n + 1, r, s) is scratch, 0 from row s on."""
+    """Gram sums at positions ``q``, but for the last element.
+
+    ``column`` (n + 1, r, s) is scratch but for the background's columns, and 0 from row s on.
+    """
     n, side = column.shape[0] - 1, column.shape[2]
-    lobes = n // 3
+    lobes = len(q) // 2
     line, product = np.empty(side), column[n]
     lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
     for k in range(lobes):
@@ -129,9 +133,6 @@ def _sum_stamp(weight, weighted, padded, q, column, gram):
                 for i in range(3 * k, 3 * k + 3):
                     for x in range(side):
                         column[i, y, x] = 0
-    for y in range(side):
-        for x in range(side):
-            column[n - 1, y, x] = 1
     for i in range(n):
         for y in range(side):
             for x in range(side):
@@ -189,22 +190,28 @@ def _invert(a):
 
 
 @inline
-def _solve(gram, step, inverse, solution):
-    """Solve for every ``step``-th column, the constant included; returns chi2, NaN when singular."""
+def _linear(i, step, lobes):
+    """The i-th column that is solved for: every ``step``-th of the lobes, then those of the background."""
+    return step * i if i < 3 * lobes // step else i + 3 * lobes - 3 * lobes // step
+
+
+@inline
+def _solve(gram, step, lobes, inverse, solution):
+    """Solve for every ``step``-th column of the lobes and the background; returns chi2, NaN when singular."""
     last = gram.shape[0] - 1
     n = inverse.shape[0]
     for i in range(n):
         for j in range(n):
-            inverse[i, j] = gram[step * i, step * j]
+            inverse[i, j] = gram[_linear(i, step, lobes), _linear(j, step, lobes)]
     if not _invert(inverse):
         return np.nan
     chi2 = gram[last, last]
     for i in range(n):
         solution[i] = 0
         for j in range(n):
-            solution[i] += inverse[i, j] * gram[last, step * j]
+            solution[i] += inverse[i, j] * gram[last, _linear(j, step, lobes)]
     for i in range(n):
-        chi2 -= solution[i] * gram[last, step * i]
+        chi2 -= solution[i] * gram[last, _linear(i, step, lobes)]
     return chi2
 
 
@@ -217,7 +224,7 @@ def _position_equations(gram, flux, inverse, slope, curve):
         ca, fa = 3 * (a // 2) + 1 + a % 2, flux[a // 2]
         slope[a] = fa * gram[last, ca]
         for i in range(n):
-            cross[a, i] = fa * gram[ca, 3 * i]
+            cross[a, i] = fa * gram[ca, _linear(i, 3, m // 2)]
             slope[a] -= cross[a, i] * flux[i]
     for a in range(m):
         for j in range(n):
@@ -271,8 +278,11 @@ def _take(to, values):
 
 
 @inline
-def _sharpness(data, weight, padded, flux, x, y, background):
-    """Highest usable of the middle 3 x 3 pixels above the background, over the fitted PSF there; NaN without either."""
+def _sharpness(data, weight, padded, flux, x, y):
+    """Highest usable of the middle 3 x 3 pixels above the background, over the fitted PSF there; NaN without either.
+
+    ``flux`` is that of the source, then the terms of the background.
+    """
     side = data.shape[0]
     h = side // 2
     height, top, at_x, at_y = 0.0, 0.0, -1, -1
@@ -280,8 +290,12 @@ def _sharpness(data, weight, padded, flux, x, y, background):
         for i in range(h - 1, h + 2):
             if not weight[j, i] > 0:
                 continue
-            here = data[j, i] - background
-            signed = -here if flux < 0 else here
+            here = data[j, i] * 1.0
+            if len(flux) > 1:
+                here -= flux[1]
+            if len(flux) > 2:
+                here -= flux[2] * (i - h) + flux[3] * (j - h)
+            signed = -here if flux[0] < 0 else here
             if at_x < 0 or signed > top:
                 height, top, at_x, at_y = here, signed, i, j
     if at_x < 0:
@@ -291,24 +305,26 @@ def _sharpness(data, weight, padded, flux, x, y, background):
     value, unused = np.zeros(side), np.empty((2, side))
     if low <= at_y <= high:
         _row(lines, at_y, w[1], value, unused[0], unused[1])
-    model = flux * value[at_x]
+    model = flux[0] * value[at_x]
     return height / model if model != 0 else np.nan
 
 
 @serial
-def _fit(data, weight, padded, start, limit, parameters, covariance, moment, moment_covariance):
+def _fit(data, weight, padded, start, limit, terms, parameters, covariance, moment, moment_covariance):
     """Fit one stamp; returns chi2, evaluations, status, pixels, chi2 of the moment, sharpness."""
     m, side = start.shape[0], data.shape[0]
     lobes = m // 2
-    n = 3 * lobes + 1
-    q, trial, flux, f = start.copy(), start.copy(), np.zeros(lobes + 1), np.empty(lobes + 1)
+    n, free = 3 * lobes + terms, lobes + terms
+    q, trial, flux, f = start.copy(), start.copy(), np.zeros(free), np.empty(free)
     rows = (side + 3) // 4 * 4
     best, gram, column = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.zeros((n + 1, rows, side))
-    inverse, trial_inverse = np.empty((lobes + 1, lobes + 1)), np.empty((lobes + 1, lobes + 1))
+    inverse, trial_inverse = np.empty((free, free)), np.empty((free, free))
     chi2, moment_chi2, damping, evaluations, status = 0.0, np.nan, 1e-3, 0, -1
     used, weighted, pixels = np.zeros((rows, side)), np.zeros((rows, side)), 0
     for y in range(side):
         for x in range(side):
+            for i in range(terms):
+                column[3 * lobes + i, y, x] = 1 if i == 0 else (x if i == 1 else y) - side // 2
             if weight[y, x] > 0:
                 used[y, x] = weight[y, x]
                 weighted[y, x] = used[y, x] * data[y, x]
@@ -318,12 +334,12 @@ def _fit(data, weight, padded, start, limit, parameters, covariance, moment, mom
         _sum_stamp(used, weighted, padded, trial, column, gram)
         first = evaluations == 0
         if first and lobes == 1:
-            moment_chi2 = _solve(gram, 1, moment_covariance, moment)
+            moment_chi2 = _solve(gram, 1, lobes, moment_covariance, moment)
             if not np.isfinite(moment_chi2):
                 moment[:] = np.nan
                 moment_covariance[:] = np.nan
         evaluations += 1
-        value = _solve(gram, 3, trial_inverse, f) if pixels > n else np.nan
+        value = _solve(gram, 3, lobes, trial_inverse, f) if pixels > n else np.nan
         if first and not np.isfinite(value):
             for i in range(n + 1):
                 _take(best[i], gram[i])
@@ -339,7 +355,7 @@ def _fit(data, weight, padded, start, limit, parameters, covariance, moment, mom
             chi2 = value
             _take(q, trial)
             _take(flux, f)
-            for i in range(lobes + 1):
+            for i in range(free):
                 _take(inverse[i], trial_inverse[i])
             for i in range(n + 1):
                 _take(best[i], gram[i])
@@ -365,30 +381,31 @@ def _fit(data, weight, padded, start, limit, parameters, covariance, moment, mom
         parameters[3 * k] = flux[k]
         parameters[3 * k + 1] = q[2 * k]
         parameters[3 * k + 2] = q[2 * k + 1]
-    parameters[n - 1] = flux[lobes]
+    for i in range(terms):
+        parameters[3 * lobes + i] = flux[lobes + i]
     for i in range(n):
         for j in range(n):
-            si = 1.0 if i % 3 == 0 else flux[i // 3]
-            sj = 1.0 if j % 3 == 0 else flux[j // 3]
+            si = 1.0 if i % 3 == 0 or i >= 3 * lobes else flux[i // 3]
+            sj = 1.0 if j % 3 == 0 or j >= 3 * lobes else flux[j // 3]
             covariance[i, j] = si * sj * best[i, j]
     if status == NO_DATA or not _invert(covariance):
         covariance[:] = np.nan
         if status == CONVERGED:
             status = SINGULAR
-    sharpness = _sharpness(data, weight, padded, flux[0], q[0], q[1], flux[1]) if lobes == 1 else np.nan
+    sharpness = _sharpness(data, weight, padded, flux, q[0], q[1]) if lobes == 1 else np.nan
     return chi2, evaluations, status, pixels, moment_chi2, sharpness
 
 
 @parallel
 def _fit_all(
-    data, weight, psf, start, stamp, limit, parameters, covariance, chi2, evaluations, status, pixels,
+    data, weight, psf, start, stamp, limit, terms, parameters, covariance, chi2, evaluations, status, pixels,
     moment, moment_covariance, moment_chi2, sharpness,
 ):  # fmt: skip
     for k in prange(start.shape[0]):
         at = stamp[k]
         chi2[k], evaluations[k], status[k], pixels[k], moment_chi2[k], sharpness[k] = _fit(
-            data[at], weight[at], _padded(psf[at]), start[k], limit, parameters[k], covariance[k], moment[k],
-            moment_covariance[k],
+            data[at], weight[at], _padded(psf[at]), start[k], limit, terms, parameters[k], covariance[k],
+            moment[k], moment_covariance[k],
         )  # fmt: skip
 
 
@@ -404,12 +421,13 @@ def fit_lobes(
     start: np.ndarray,
     stamp: np.ndarray | None = None,
     limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
     count, lobes = start.shape[:2]
-    n = 3 * lobes + 1
+    n, m = 3 * lobes + terms, 3 + terms
     parameters, covariance, chi2 = np.empty((count, n)), np.empty((count, n, n)), np.empty(count)
     whole = [np.empty(count, np.int32) for _ in range(3)]
-    moment = (np.full((count, 4), np.nan), np.full((count, 4, 4), np.nan), np.full(count, np.nan))
+    moment = (np.full((count, m), np.nan), np.full((count, m, m), np.nan), np.full(count, np.nan))
     out = (parameters, covariance, chi2, *whole, *moment, np.empty(count))
     _fit_all(
         _writeable(data, np.float32),
@@ -418,6 +436,7 @@ def fit_lobes(
         _writeable(start, np.float64).reshape(count, 2 * lobes),
         np.arange(count) if stamp is None else _writeable(stamp, np.int64),
         limit,
+        terms,
         *out,
     )
     return out

@@ -41,30 +41,37 @@ def _gradient(psf: np.ndarray, side: int, x: float, y: float) -> list[np.ndarray
     ]
 
 
-def _moment(data: np.ndarray, root: np.ndarray, psf: np.ndarray, x: float, y: float) -> tuple:
+def _background(side: int, terms: int) -> list[np.ndarray]:
+    """The first of 1, x, y from the middle."""
+    y, x = np.indices((side, side)) - side // 2
+    return [np.ones((side, side)), x, y][:terms]
+
+
+def _moment(data: np.ndarray, root: np.ndarray, psf: np.ndarray, terms: int, x: float, y: float) -> tuple:
     side = data.shape[0]
-    columns = [_psf(psf, side, x, y), *_gradient(psf, side, x, y), np.ones_like(root)]
+    columns = [_psf(psf, side, x, y), *_gradient(psf, side, x, y), *_background(side, terms)]
     return _fluxes(columns, data, root)
 
 
-def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray, limit: int) -> tuple:
+def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray, limit: int, terms: int) -> tuple:
     """Parameters, covariance, chi2, evaluations and status of one stamp."""
     side, lobes = data.shape[0], len(start)
-    n = 3 * lobes + 1
-    moving = [k for k in range(n - 1) if k % 3]
+    n, background = 3 * lobes + terms, _background(side, terms)
+    moving = [k for k in range(3 * lobes) if k % 3]
     if (root > 0).sum() <= n:
         nothing = np.zeros(n)
         nothing[moving] = start.ravel()
         return nothing, np.full((n, n), np.nan), float(((data * root) ** 2).sum()), 1, Status.NO_DATA
 
     def residual(v: np.ndarray) -> np.ndarray:
-        model = sum(v[3 * k] * _psf(psf, side, v[3 * k + 1], v[3 * k + 2]) for k in range(lobes)) + v[-1]
+        model = sum(v[3 * k] * _psf(psf, side, v[3 * k + 1], v[3 * k + 2]) for k in range(lobes))
+        model += sum(b * column for b, column in zip(v[3 * lobes :], background, strict=True))
         return ((model - data) * root).ravel()
 
     columns = [_psf(psf, side, *q) for q in start]
     first = np.empty(n)
     first[moving] = start.ravel()
-    first[[k for k in range(n) if k % 3 == 0]] = _fluxes([*columns, np.ones_like(root)], data, root)[0]
+    first[[k for k in range(n) if k not in moving]] = _fluxes([*columns, *background], data, root)[0]
     low, high = np.full(n, -np.inf), np.full(n, np.inf)
     low[moving], high[moving] = start.ravel() - BOUND, start.ravel() + BOUND
     options = {"jac": "3-point", "x_scale": "jac", "xtol": 1e-12, "ftol": 1e-15, "gtol": 1e-12}
@@ -73,16 +80,17 @@ def _fit(data: np.ndarray, root: np.ndarray, psf: np.ndarray, start: np.ndarray,
     for k in range(lobes):
         flux, *at = found.x[3 * k : 3 * k + 3]
         jacobian += [_psf(psf, side, *at), *(flux * g for g in _gradient(psf, side, *at))]
-    a = np.stack([(c * root).ravel() for c in (*jacobian, np.ones_like(root))], 1)
+    a = np.stack([(c * root).ravel() for c in (*jacobian, *background)], 1)
     stuck = (np.minimum(found.x - low, high - found.x)[moving] < 1e-9).any()
     status = Status.AT_BOUND if stuck else Status.CONVERGED
     return found.x, np.linalg.inv(a.T @ a), 2 * found.cost, found.nfev, status
 
 
 def _sharpness(data: np.ndarray, root: np.ndarray, psf: np.ndarray, parameters: np.ndarray) -> float:
-    flux, x, y, background = parameters
+    (flux, x, y), *background = parameters[:3], *parameters[3:]
+    level = sum(b * column for b, column in zip(background, _background(len(data), len(background)), strict=True))
     model, h = flux * _psf(psf, len(data), x, y), len(data) // 2
-    light = np.where(root > 0, (data - background) * np.sign(flux), -np.inf)
+    light = np.where(root > 0, (data - level) * np.sign(flux), -np.inf)
     core = light[h - 1 : h + 2, h - 1 : h + 2]
     j, i = np.unravel_index(int(np.argmax(core)), core.shape)
     return core[j, i] / abs(model[h - 1 + j, h - 1 + i]) if root.any() else np.nan
@@ -95,18 +103,21 @@ def fit_lobes(
     start: np.ndarray,
     stamp: np.ndarray | None = None,
     limit: int = 500,
+    terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
     if stamp is not None:
         data, weight, psf = data[stamp], weight[stamp], psf[stamp]
     root = np.sqrt(np.asarray(weight, float))
     planes = list(zip(np.asarray(data, float), root, psf, start, strict=True))
     parameters, covariance, chi2, evaluations, status = (
-        np.array(a) for a in zip(*(_fit(*one, limit) for one in planes), strict=True)
+        np.array(a) for a in zip(*(_fit(*one, limit, terms) for one in planes), strict=True)
     )
-    moments = [(np.full(4, np.nan), np.full((4, 4), np.nan), np.nan)] * len(start)
+    m = 3 + terms
+    moments = [(np.full(m, np.nan), np.full((m, m), np.nan), np.nan)] * len(start)
     sharpness = np.full(len(start), np.nan)
     if start.shape[1] == 1:
-        moments = [_moment(d, r, p, *q[0]) if r.any() else m for (d, r, p, q), m in zip(planes, moments, strict=True)]
+        every = zip(planes, moments, strict=True)
+        moments = [_moment(d, r, p, terms, *q[0]) if r.any() else m for (d, r, p, q), m in every]
         sharpness = np.array([_sharpness(d, r, p, v) for (d, r, p, _), v in zip(planes, parameters, strict=True)])
     moment = (np.array(a) for a in zip(*moments, strict=True))
     counts = (evaluations, status, (root > 0).sum(axis=(1, 2)))

@@ -26,19 +26,34 @@ __device__ void fold(double* v, int first, int end, double* out)
     }
 }
 
+// Rows FROM up to below TO of the sums of a block's warps, to `part`; a lane has no registers for all rows of the largest.
+template <int K, int B, int FROM, int TO>
+__device__ void sum_rows(const float* data, const float* weight, const double* psf, int p, int s, const Taps* taps,
+                         double* part)
+{
+    constexpr int BEGIN = Sums<K, B>::row(FROM), END = Sums<K, B>::row(TO);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, from = s * warp / WARPS, to = s * (warp + 1) / WARPS;
+    Sums<K, B> own;
+    own.clear();
+    KEEP_LOOP
+    for (int x = lane; x < s; x += 32) add_column<K, B, FROM, TO>(own, data, weight, psf, p, s, taps, x, from, to);
+    fold<END - BEGIN, 16>(own.s + BEGIN, 0, END - BEGIN, part + BEGIN);
+}
+
 // start: for each fit x, y of its lobes, then the number of its stamp. out: for each fit chi2, evaluations, status,
 // pixels, parameters, covariance; with one lobe then chi2, flux, x, y, background, covariance of the moment, sharpness.
-template <int K>
+template <int K, int B>
 __global__ void __launch_bounds__(32 * WARPS)
 fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, const double* __restrict__ psf,
           const double* __restrict__ start, int s, int p, double bound, int limit, double* __restrict__ out)
 {
-    constexpr int N = 3 * K + 1, COUNT = Sums<K>::COUNT, ROW = 4 + N + N * N + (K == 1 ? 22 : 0);
-    __shared__ Optimiser<K> fit;
-    __shared__ Sums<K> sums;
+    constexpr int N = 3 * K + B, COUNT = Sums<K, B>::COUNT, MOMENT = 1 + N + N * N;
+    constexpr int ROW = 4 + N + N * N + (K == 1 ? MOMENT + 1 : 0);
+    __shared__ Optimiser<K, B> fit;
+    __shared__ Sums<K, B> sums;
     __shared__ Taps taps[2 * K];
     __shared__ double part[WARPS][COUNT], matrix[N * N];
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x, warp = thread / 32;
     start += blockIdx.x * (2 * K + 1LL);
     out += blockIdx.x * (long long)ROW;
     const long long stamp = (long long)start[2 * K];
@@ -46,17 +61,14 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
     weight += stamp * s * s;
     psf += stamp * p * p;
     if (thread == 0) fit.begin(start, bound, limit);
-    const int from = s * warp / WARPS, to = s * (warp + 1) / WARPS;
     KEEP_LOOP
     do {
         __syncthreads();
         if (thread < 2 * K) taps[thread].place(fit.trial[thread], s, p);
         __syncthreads();
-        Sums<K> own;
-        own.clear();
-        KEEP_LOOP
-        for (int x = lane; x < s; x += 32) add_column<K>(own, data, weight, psf, p, s, taps, x, from, to);
-        fold<COUNT, 16>(own.s, 0, COUNT, part[warp]);
+        constexpr int SPLIT = N > 7 ? 3 : N + 1;
+        sum_rows<K, B, 0, SPLIT>(data, weight, psf, p, s, taps, part[warp]);
+        if constexpr (SPLIT <= N) sum_rows<K, B, SPLIT, N + 1>(data, weight, psf, p, s, taps, part[warp]);
         __syncthreads();
         if (thread < COUNT) {
             double total = 0;
@@ -68,8 +80,8 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
             if constexpr (K == 1)
                 if (fit.evaluations == 0) {
                     double* moment = out + 4 + N + N * N;
-                    if (!solve_linear<1>(sums, moment + 1, moment, moment + 5))
-                        for (int i = 0; i < 21; ++i) moment[i] = quiet_nan();
+                    if (!solve_linear<1>(sums, moment + 1, moment, moment + 1 + N))
+                        for (int i = 0; i < MOMENT; ++i) moment[i] = quiet_nan();
                 }
             fit.step(sums);
         }
@@ -86,10 +98,10 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
         out[5 + 3 * k] = fit.q[2 * k];
         out[6 + 3 * k] = fit.q[2 * k + 1];
     }
-    out[4 + 3 * K] = fit.flux[K];
+    for (int i = 0; i < B; ++i) out[4 + 3 * K + i] = fit.flux[K + i];
     for (int i = 0; i < N * N; ++i) out[4 + N + i] = ok ? matrix[i] : quiet_nan();
     if constexpr (K == 1)
-        out[ROW - 1] = sharpness_of(data, weight, psf, p, s, fit.flux[0], fit.q[0], fit.q[1], fit.flux[1]);
+        out[ROW - 1] = sharpness_of(data, weight, psf, p, s, fit.flux[0], fit.q[0], fit.q[1], B > 0 ? fit.flux + 1 : nullptr, B);
 }
 
 // Take the light of lobes away from stamps, one block a stamp: those of stamp k are first[k] to first[k + 1] - 1, each

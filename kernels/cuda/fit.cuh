@@ -60,24 +60,30 @@ HD double psf_at(const double* c, int p, const Taps& across, const Taps& down, i
     return value;
 }
 
-// Columns of K lobes: value, d/dx, d/dy of each, then 1.
-template <int K>
+// Columns of K lobes: value, d/dx, d/dy of each, then the first B of 1, x, y (from the middle): the background.
+template <int K, int B>
 struct Sums {
-    static constexpr int N = 3 * K + 1;
+    static constexpr int N = 3 * K + B;
     static constexpr int COUNT = N * (N + 1) / 2 + N + 2;
     double s[COUNT];  // upper triangle of the Gram matrix row by row, right-hand side, sum w d^2, pixels with weight
 
+    // Where row i of the triangle begins; the sums with the data are row N.
+    HD static constexpr int row(int i) { return i > N ? COUNT : i * N - i * (i - 1) / 2; }
+
     HD void clear() { for (int i = 0; i < COUNT; ++i) s[i] = 0; }
 
+    // A pixel, to rows FROM up to below TO.
+    template <int FROM, int TO>
     HD void add(const double* column, double d, double w)
     {
-        int k = 0;
+        int k = row(FROM);
         UNROLL
-        for (int i = 0; i < N; ++i) {
+        for (int i = FROM; i < minimum(TO, N); ++i) {
             const double wc = w * column[i];
             UNROLL
             for (int j = i; j < N; ++j) s[k++] += wc * column[j];
         }
+        if (TO <= N) return;
         const double wd = w * d;
         UNROLL
         for (int i = 0; i < N; ++i) s[k++] += wd * column[i];
@@ -88,9 +94,9 @@ struct Sums {
     HD double gram(int i, int j) const
     {
         if (i > j) { const int t = i; i = j; j = t; }
-        return s[i * N - i * (i - 1) / 2 + j - i];
+        return s[row(i) + j - i];
     }
-    HD double rhs(int i) const { return s[N * (N + 1) / 2 + i]; }
+    HD double rhs(int i) const { return s[row(N) + i]; }
     HD double data() const { return s[COUNT - 2]; }
     HD double pixels() const { return s[COUNT - 1]; }
 };
@@ -114,9 +120,10 @@ struct Window {
     }
 };
 
-// Add the pixels of column x, rows from up to below to; taps are those of lobe 0 across, down, then of lobe 1.
-template <int K>
-HD void add_column(Sums<K>& sums, const float* data, const float* weight, const double* c, int p, int s,
+// Add the pixels of column x, rows from up to below to; taps are those of lobe 0 across, down, then of lobe 1. FROM and
+// TO are rows of the sums: all if not given.
+template <int K, int B, int FROM = 0, int TO = 3 * K + B + 1>
+HD void add_column(Sums<K, B>& sums, const float* data, const float* weight, const double* c, int p, int s,
                    const Taps* taps, int x, int from, int to)
 {
     Window window[K];
@@ -133,7 +140,7 @@ HD void add_column(Sums<K>& sums, const float* data, const float* weight, const 
     }
     KEEP_LOOP
     for (int y = from; y < to; ++y) {
-        double model[3 * K + 1];
+        double model[3 * K + B];
         UNROLL
         for (int k = 0; k < K; ++k) {
             const Taps &across = taps[2 * k], &down = taps[2 * k + 1];
@@ -150,9 +157,11 @@ HD void add_column(Sums<K>& sums, const float* data, const float* weight, const 
             model[3 * k + 1] = inside ? gx : 0;
             model[3 * k + 2] = inside ? gy : 0;
         }
-        model[3 * K] = 1;
+        const double background[3] = {1, double(x - s / 2), double(y - s / 2)};
+        UNROLL
+        for (int i = 0; i < B; ++i) model[3 * K + i] = background[i];
         const float w = weight[y * s + x];
-        if (w > 0) sums.add(model, data[y * s + x], w);
+        if (w > 0) sums.template add<FROM, TO>(model, data[y * s + x], w);
     }
 }
 
@@ -204,44 +213,53 @@ HD bool invert(double* a)
 {
     Cholesky<N> c;
     if (!c.factor(a)) return false;
-    for (int j = 0; j < N; ++j) {
+    const auto column = [&](int j) {
         double z[N];
         for (int i = 0; i < N; ++i) z[i] = i == j;
         c.solve(z);
         for (int i = 0; i < N; ++i) a[i * N + j] = z[i];
-    }
+    };
+    if constexpr (N > 4) {  // unrolled it takes more registers than there are
+        KEEP_LOOP
+        for (int j = 0; j < N; ++j) column(j);
+    } else
+        for (int j = 0; j < N; ++j) column(j);
     return true;
 }
 
-// Solve for every STEP-th column, the constant included; gives the inverse of the matrix and chi2.
+// The i-th column that is solved for: every STEP-th of K lobes, then those of the background.
 template <int STEP, int K>
-HD bool solve_linear(const Sums<K>& g, double* solution, double* chi2, double* inverse)
+HD int linear(int i) { return i < 3 * K / STEP ? STEP * i : i + 3 * K - 3 * K / STEP; }
+
+// Solve for every STEP-th column of the lobes and the background; gives the inverse of the matrix and chi2.
+template <int STEP, int K, int B>
+HD bool solve_linear(const Sums<K, B>& g, double* solution, double* chi2, double* inverse)
 {
-    constexpr int N = 3 * K / STEP + 1;
+    constexpr int N = 3 * K / STEP + B;
     for (int i = 0; i < N; ++i)
-        for (int j = 0; j < N; ++j) inverse[i * N + j] = g.gram(STEP * i, STEP * j);
+        for (int j = 0; j < N; ++j) inverse[i * N + j] = g.gram(linear<STEP, K>(i), linear<STEP, K>(j));
     if (!invert<N>(inverse)) return false;
     *chi2 = g.data();
     for (int i = 0; i < N; ++i) {
         solution[i] = 0;
-        for (int j = 0; j < N; ++j) solution[i] += inverse[i * N + j] * g.rhs(STEP * j);
+        for (int j = 0; j < N; ++j) solution[i] += inverse[i * N + j] * g.rhs(linear<STEP, K>(j));
     }
-    for (int i = 0; i < N; ++i) *chi2 -= solution[i] * g.rhs(STEP * i);
+    for (int i = 0; i < N; ++i) *chi2 -= solution[i] * g.rhs(linear<STEP, K>(i));
     return true;
 }
 
 // Gradient (of -chi2/2) and Kaufman's curvature for the 2K positions.
-template <int K>
-HD void position_equations(const Sums<K>& g, const double* flux, const double* inverse, double* slope, double* curve)
+template <int K, int B>
+HD void position_equations(const Sums<K, B>& g, const double* flux, const double* inverse, double* slope, double* curve)
 {
-    constexpr int N = K + 1, M = 2 * K;
+    constexpr int N = K + B, M = 2 * K;
     double cross[M * N];
     for (int a = 0; a < M; ++a) {
         const int ca = 3 * (a / 2) + 1 + a % 2;
         const double fa = flux[a / 2];
         slope[a] = fa * g.rhs(ca);
         for (int i = 0; i < N; ++i) {
-            cross[a * N + i] = fa * g.gram(ca, 3 * i);
+            cross[a * N + i] = fa * g.gram(ca, linear<3, K>(i));
             slope[a] -= cross[a * N + i] * flux[i];
         }
     }
@@ -259,12 +277,12 @@ HD void position_equations(const Sums<K>& g, const double* flux, const double* i
     }
 }
 
-// A Levenberg-Marquardt optimiser fed with Gram sums, one evaluation at a time.
-template <int K>
+// A Levenberg-Marquardt optimiser of K lobes on B terms of background, fed with Gram sums, one evaluation at a time.
+template <int K, int B>
 struct Optimiser {
-    static constexpr int M = 2 * K;
-    double q[M], trial[M], start[M], flux[K + 1], inverse[(K + 1) * (K + 1)], chi2, damping, bound;
-    Sums<K> best;
+    static constexpr int M = 2 * K, L = K + B, N = 3 * K + B;
+    double q[M], trial[M], start[M], flux[L], inverse[L * L], chi2, damping, bound;  // flux: then the background
+    Sums<K, B> best;
     int evaluations, status, limit;
     bool running;
 
@@ -286,16 +304,16 @@ struct Optimiser {
     }
 
     // Take the sums at `trial`, decide, and set the next trial.
-    HD void step(const Sums<K>& g)
+    HD void step(const Sums<K, B>& g)
     {
-        double inv[(K + 1) * (K + 1)], f[K + 1], c = 0;
+        double inv[L * L], f[L], c = 0;
         const bool first = evaluations++ == 0;
-        const bool solved = g.pixels() > 3 * K + 1 && solve_linear<3>(g, f, &c, inv);
+        const bool solved = g.pixels() > N && solve_linear<3>(g, f, &c, inv);
         if (first && !solved) {
             best = g;
-            for (int i = 0; i <= K; ++i) flux[i] = 0;
+            for (int i = 0; i < L; ++i) flux[i] = 0;
             chi2 = g.data();
-            finish(g.pixels() > 3 * K + 1 ? FIT_SINGULAR : FIT_NO_DATA);
+            finish(g.pixels() > N ? FIT_SINGULAR : FIT_NO_DATA);
             return;
         }
         double moved = 0;
@@ -303,8 +321,8 @@ struct Optimiser {
         if (first || (solved && c <= chi2)) {
             const double gain = first ? 0 : chi2 - c;
             for (int i = 0; i < M; ++i) q[i] = trial[i];
-            for (int i = 0; i <= K; ++i) flux[i] = f[i];
-            for (int i = 0; i < (K + 1) * (K + 1); ++i) inverse[i] = inv[i];
+            for (int i = 0; i < L; ++i) flux[i] = f[i];
+            for (int i = 0; i < L * L; ++i) inverse[i] = inv[i];
             chi2 = c;
             best = g;
             if (!first) {
@@ -331,7 +349,7 @@ struct Optimiser {
     HD void propose()
     {
         double slope[M], whole[M * M], curve[M * M], largest = 0;
-        position_equations<K>(best, flux, inverse, slope, whole);
+        position_equations(best, flux, inverse, slope, whole);
         for (int i = 0; i < M; ++i) largest = maximum(largest, whole[i * M + i]);
         for (int i = 0; i < M; ++i) {
             // a position at its bound that would leave it stands still and lets the others move freely
@@ -356,22 +374,21 @@ struct Optimiser {
         }
     }
 
+    // What a column is multiplied by to be the derivative of the model.
+    HD double by(int i) const { return i % 3 == 0 || i >= 3 * K ? 1 : flux[i / 3]; }
+
     // Covariance of flux, x, y of each lobe and the background; false when singular.
     HD bool covariance(double* a) const
     {
-        constexpr int N = 3 * K + 1;
         for (int i = 0; i < N; ++i)
-            for (int j = 0; j < N; ++j) {
-                const double si = i % 3 == 0 ? 1 : flux[i / 3], sj = j % 3 == 0 ? 1 : flux[j / 3];
-                a[i * N + j] = si * sj * best.gram(i, j);
-            }
+            for (int j = 0; j < N; ++j) a[i * N + j] = by(i) * by(j) * best.gram(i, j);
         return status != FIT_NO_DATA && invert<N>(a);
     }
 };
 
 // Highest usable of the middle 3 x 3 pixels above the background, over the fitted PSF there; NaN without either.
 HD double sharpness_of(const float* data, const float* weight, const double* c, int p, int s, double flux, double x,
-                       double y, double background)
+                       double y, const double* background, int terms)
 {
     Taps across, down;
     across.place(x, s, p);
@@ -381,7 +398,10 @@ HD double sharpness_of(const float* data, const float* weight, const double* c, 
     for (int j = s / 2 - 1; j <= s / 2 + 1; ++j)
         for (int i = s / 2 - 1; i <= s / 2 + 1; ++i) {
             if (!(weight[j * s + i] > 0)) continue;
-            const double here = data[j * s + i] - background, signed_here = flux < 0 ? -here : here;
+            double here = data[j * s + i];
+            if (terms > 0) here -= background[0];
+            if (terms > 1) here -= background[1] * (i - s / 2) + background[2] * (j - s / 2);
+            const double signed_here = flux < 0 ? -here : here;
             if (at >= 0 && !(signed_here > top)) continue;
             at = j * s + i;
             top = signed_here;

@@ -20,13 +20,15 @@ def fit_lobes(
     start: np.ndarray,
     stamp: np.ndarray | None = None,
     limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
     """Results on the host: everything of a fit is one row, which comes back in one copy."""
     backend = backend_of(data)
     count, lobes = start.shape[:2]
-    n = 3 * lobes + 1
+    n, m = 3 * lobes + terms, 3 + terms
     free = n * n + n + 4
-    width = free + (22 if lobes == 1 else 0)
+    linear_width = 2 + m + m * m
+    width = free + (linear_width if lobes == 1 else 0)
     rows = np.empty((0, width))
     if count:
         out = backend.xp.empty((count, width))
@@ -34,20 +36,20 @@ def fit_lobes(
         table = backend.asarray(np.column_stack([start.reshape(count, 2 * lobes), number]), np.float64)
         stamps = [backend.asarray(a, np.float32) for a in (data, weight)]
         scalars = (np.int32(data.shape[1]), np.int32(psf.shape[1]), np.float64(BOUND), np.int32(limit))
-        function = kernel("fit.cu", "fit_lobes", (str(lobes),))
+        function = kernel("fit.cu", "fit_lobes", (str(lobes), str(terms)))
         function((count,), (THREADS,), (*stamps, backend.asarray(psf, np.float64), table, *scalars, out))
         rows = to_host(out)
     # as ``fit.cu`` has them
-    linear = rows[:, free:] if lobes == 1 else np.full((count, 22), np.nan)
+    linear = rows[:, free:] if lobes == 1 else np.full((count, linear_width), np.nan)
     return (
         rows[:, 4 : 4 + n],
         rows[:, 4 + n : free].reshape(count, n, n),
         rows[:, 0],
         *rows[:, 1:4].T.astype(np.int32),
-        linear[:, 1:5],
-        linear[:, 5:21].reshape(count, 4, 4),
+        linear[:, 1 : 1 + m],
+        linear[:, 1 + m : -1].reshape(count, m, m),
         linear[:, 0],
-        linear[:, 21],
+        linear[:, -1],
     )
 
 

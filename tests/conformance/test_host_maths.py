@@ -204,33 +204,34 @@ def test_components(tmp_path, rng):
     np.testing.assert_array_equal(number + 1, labels[inside])
 
 
-@pytest.mark.parametrize("shape", [(15, 1), (21, 2)])
+@pytest.mark.parametrize("shape", [(15, 1), (21, 2), (15, 1, 0), (21, 1, 3), (21, 2, 0), (19, 2, 3)])
 def test_fits(tmp_path, rng, shape):
     case = fit_lobes.make(rng, shape)
-    side, lobes = shape
-    count, p, n = len(case["data"]), case["psf"].shape[1], 3 * lobes + 1
-    moments = """
-        double m[4], mc[16], x2;
+    side, lobes, terms = (*shape, 1)[:3]
+    count, p, n, size = len(case["data"]), case["psf"].shape[1], 3 * lobes + terms, 3 + terms
+    moments = f"""
+        double m[{size}], mc[{size * size}], x2;
         if (fit.evaluations == 0 && solve_linear<1>(sums, m, &x2, mc))
-          for (int i = 0; i < 4; ++i) moment[4 * k + i] = m[i];
+          for (int i = 0; i < {size}; ++i) moment[{size} * k + i] = m[i];
     """
-    sharpness = "sharpness[k] = sharpness_of(d, w, c, p, s, fit.flux[0], fit.q[0], fit.q[1], fit.flux[1]);"
+    level = "fit.flux + 1, B" if terms else "nullptr, B"
+    sharpness = f"sharpness[k] = sharpness_of(d, w, c, p, s, fit.flux[0], fit.q[0], fit.q[1], {level});"
     body = f"""
-    constexpr int K = {lobes}, N = {n}, s = {side}, p = {p};
+    constexpr int K = {lobes}, B = {terms}, N = {n}, s = {side}, p = {p};
     for (int k = 0; k < {count}; ++k) {{
       const float *d = data + stamp[k] * s * s, *w = weight + stamp[k] * s * s;
       const double* c = psf + stamp[k] * p * p;
-      Optimiser<K> fit;
+      Optimiser<K, B> fit;
       double matrix[N * N];
       fit.begin(start + k * 2 * K, {BOUND}, {MAX_EVALUATIONS});
       while (fit.running) {{
-        Sums<K> sums;
+        Sums<K, B> sums;
         Taps taps[2 * K];
         sums.clear();
         for (int i = 0; i < 2 * K; ++i) taps[i].place(fit.trial[i], s, p);
         for (int band = 0; band < 3; ++band)
           for (int x = 0; x < s; ++x)
-            add_column<K>(sums, d, w, c, p, s, taps, x, s * band / 3, s * (band + 1) / 3);
+            add_column(sums, d, w, c, p, s, taps, x, s * band / 3, s * (band + 1) / 3);
         {moments if lobes == 1 else ""}
         fit.step(sums);
       }}
@@ -242,7 +243,7 @@ def test_fits(tmp_path, rng, shape):
         parameters[k * N + 3 * l + 1] = fit.q[2 * l];
         parameters[k * N + 3 * l + 2] = fit.q[2 * l + 1];
       }}
-      parameters[k * N + 3 * K] = fit.flux[K];
+      for (int i = 0; i < B; ++i) parameters[k * N + 3 * K + i] = fit.flux[K + i];
       chi2[k] = fit.chi2;
       {sharpness if lobes == 1 else ""}
     }}
@@ -252,7 +253,7 @@ def test_fits(tmp_path, rng, shape):
         "covariance": (np.float64, (count, n, n)),
         "chi2": (np.float64, count),
         "status": (np.int32, count),
-        "moment": (np.float64, (count, 4)),
+        "moment": (np.float64, (count, size)),
         "sharpness": (np.float64, count),
     }
     got = support_host_cuda.run(tmp_path, "fit.cuh", body, case, outputs)

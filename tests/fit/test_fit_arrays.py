@@ -18,7 +18,8 @@ from skydelta.errors import ConfigError, InputError
 from skydelta.kernels.fit import fit_lobes, spline_coefficients
 from skydelta.stages.detect import Detect
 from skydelta.stages.fit import BATCH, Fit
-from skydelta.stages.stampfit import COLUMNS, COMMON, FitResult
+from skydelta.stages.stampfit import FitResult
+from skydelta.stages.stamptable import COLUMNS, COMMON
 
 PSF = gaussian(31, 0, 0)
 

@@ -286,22 +286,22 @@ def test_empty_batch():
 
 
 HOST = """
-  constexpr int K = {lobes}, N = 3 * K + 1;
+  constexpr int K = {lobes}, B = {terms}, N = 3 * K + B;
   const int s = {side}, p = {p};
   for (int k = 0; k < {n}; ++k) {{
-    Optimiser<K> fit;
+    Optimiser<K, B> fit;
     const float *d = data + stamp[k] * s * s, *w = weight + stamp[k] * s * s;
     fit.begin(start + k * 2 * K, {bound}, {limit});
     while (fit.running) {{
       Taps taps[2 * K];
       for (int i = 0; i < 2 * K; ++i) taps[i].place(fit.trial[i], s, p);
-      Sums<K> sums;
+      Sums<K, B> sums;
       sums.clear();
       for (int x = 0; x < s; ++x) {{
-        Sums<K> column;
+        Sums<K, B> column;
         column.clear();
-        add_column<K>(column, d, w, psf + stamp[k] * p * p, p, s, taps, x, 0, s);
-        for (int i = 0; i < Sums<K>::COUNT; ++i) sums.s[i] += column.s[i];
+        add_column(column, d, w, psf + stamp[k] * p * p, p, s, taps, x, 0, s);
+        for (int i = 0; i < Sums<K, B>::COUNT; ++i) sums.s[i] += column.s[i];
       }}
       fit.step(sums);
     }}
@@ -313,7 +313,7 @@ HOST = """
       parameters[k * N + 3 * i + 1] = fit.q[2 * i];
       parameters[k * N + 3 * i + 2] = fit.q[2 * i + 1];
     }}
-    parameters[k * N + 3 * K] = fit.flux[K];
+    for (int i = 0; i < B; ++i) parameters[k * N + 3 * K + i] = fit.flux[K + i];
     chi2[k] = fit.chi2;
     evaluations[k] = fit.evaluations;
     status[k] = fit.status;
@@ -328,9 +328,10 @@ def test_cuda_maths_on_the_host(tmp_path, rng, shape):
 
     inputs = case.make(rng, shape)
     n, lobes = inputs["start"].shape[:2]
-    free = 3 * lobes + 1
+    terms = inputs["terms"]
+    free = 3 * lobes + terms
     body = HOST.format(
-        lobes=lobes, side=shape[0], p=inputs["psf"].shape[1], n=n, bound=BOUND, limit=MAX_EVALUATIONS
+        lobes=lobes, terms=terms, side=shape[0], p=inputs["psf"].shape[1], n=n, bound=BOUND, limit=MAX_EVALUATIONS
     )  # fmt: skip
     outputs = {
         "parameters": (np.float64, (n, free)), "covariance": (np.float64, (n, free, free)), "chi2": (np.float64, (n,)),

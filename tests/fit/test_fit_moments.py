@@ -12,7 +12,7 @@ from skydelta.kernels.fit import Status, spline_coefficients
 from skydelta.stages.detect import Detect
 from skydelta.stages.fit import Fit
 from skydelta.stages.lobes import LOBES, Stamps, linear_dipole
-from skydelta.stages.stampfit import COLUMNS
+from skydelta.stages.stamptable import COLUMNS
 
 PSF = gaussian(31, 0, 0)
 SIDE = 21

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stamps of plain arrays as the kernels want them, and what the table of `skydelta.fit` says of their fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skydelta.io.catalog import bits
+from skydelta.kernels.backend import Array, backend_of, to_host
+from skydelta.kernels.fit import LobeFit, Status
+from skydelta.stages.lobes import LINEAR_FREE, background_columns, dipole_columns, status_flags
+
+NAMES = {
+    Status.CONVERGED: "converged",
+    Status.AT_BOUND: "at bound",
+    Status.SINGULAR: "singular",
+    Status.MAX_EVALUATIONS: "max iterations",
+    Status.NO_DATA: "no data",
+}
+DEGENERATE = "degenerate"
+
+COLUMNS = {
+    "point": ("flux", "x", "y"),
+    "dipole": (
+        "flux_pos", "x_pos", "y_pos", "flux_neg", "x_neg", "y_neg", "moment_x", "moment_y", "separation", "angle",
+    ),
+}  # fmt: skip
+"""Fitted columns of each model; each is followed by its error, then come those of `COMMON`."""
+
+COMMON = ("background", "background_err", "chi2", "dof", "bic", "n_eval", "status", "flags")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Stamps in units of about their noise and less their mean, so that float32 holds them, with odd sides.
+
+    Scales are powers of two: nothing is rounded by them. Without a background (``floating`` is False) no mean is taken
+    away. An even side gets a row and a column of weight zero.
+    """
+
+    data: Array
+    weight: Array
+    level: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, data: Array, variance: Array, good: Array, floating: bool) -> Scaled:
+        xp, (n, side, _) = backend_of(data).xp, data.shape
+        count = xp.maximum(good.sum(axis=(1, 2)), 1)
+        data = xp.where(good, data, 0.0)
+        level = data.sum(axis=(1, 2)) / count * floating
+        data = xp.where(good, data - level[:, None, None], 0.0)
+        typical = xp.where(good, variance, 0.0).sum(axis=(1, 2)) / count
+        scale = xp.exp2(xp.rint(0.5 * xp.log2(xp.where(typical > 0, typical, 1.0))))
+        weight = xp.where(good, scale[:, None, None] ** 2 / variance, 0.0)
+        odd = side + 1 - side % 2
+        planes = xp.zeros((2, n, odd, odd), np.float32)
+        planes[0, :, :side, :side] = data / scale[:, None, None]
+        planes[1, :, :side, :side] = weight
+        return cls(planes[0], planes[1], to_host(level), to_host(scale))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Fits of one batch, and what the table says of them.
+
+    Attributes
+    ----------
+    fit : LobeFit
+        Covariance already that of the free parameters, times what the noise turned out to be.
+    free : int
+        Number of free parameters.
+    known : bool
+        The variance was given.
+    degenerate : bool (n,)
+    linear : dict, optional
+        What is known where the lobes are not determined.
+    """
+
+    fit: LobeFit
+    free: int
+    known: bool
+    degenerate: np.ndarray
+    linear: dict[str, np.ndarray] | None = None
+
+    def columns(self, scaled: Scaled, middle: int) -> dict[str, np.ndarray]:
+        fit, scale, n = self.fit, scaled.scale, len(self.fit.chi2)
+        linear = self.linear or {}
+        # one point and two lobes in it are the same: what is left of the dipole is the linear model
+        merged = (fit.status == Status.SINGULAR) & np.isfinite(linear.get("chi2", np.full(n, np.nan)))
+        some, free = fit.usable | merged, np.where(merged, LINEAR_FREE + fit.terms, self.free)
+        names = np.array([NAMES[Status(s)] for s in fit.status], dtype="U14")
+        degenerate = self.degenerate & some
+        names[(degenerate & (fit.status == Status.CONVERGED)) | merged] = DEGENERATE
+        pixels = np.maximum(fit.pixels, 1)
+        chi2 = np.where(merged, linear["chi2"], fit.chi2) if linear else fit.chi2
+        background = background_columns(fit)
+        if linear:
+            background = {name: np.where(merged, linear[name], values) for name, values in background.items()}
+        quality = chi2 if self.known else pixels * np.log(np.maximum(chi2 / pixels, 1e-300))
+        out = self._point() if fit.lobes == 1 else self._dipole(degenerate)
+        out = {name: np.where(fit.usable | (merged & (name[:6] == "moment")), v, np.nan) for name, v in out.items()}
+        common = {**background, "chi2": chi2, "bic": quality + free * np.log(pixels)}
+        out |= {name: np.where(some, values, np.nan) for name, values in common.items()}
+        for name in out:
+            if name.startswith(("flux", "moment", "background")):
+                out[name] = out[name] * scale
+            elif name[0] in "xy" and not name.endswith("_err"):
+                out[name] = out[name] + middle
+        out["background"] = out["background"] + scaled.level
+        if not self.known:
+            out["chi2"] = out["chi2"] * scale**2
+            out["bic"] = out["bic"] + 2 * pixels * np.log(scale)
+        out |= {"dof": np.maximum(fit.pixels - free, 0), "n_eval": fit.evaluations, "status": names}
+        flags = status_flags(fit.status) | np.where(some, 0, bits("NO_FIT"))
+        out["flags"] = (flags | np.where(degenerate, bits("DEGENERATE"), 0)).astype(np.int32)
+        return out
+
+    def _point(self) -> dict[str, np.ndarray]:
+        values, errors = self.fit.parameters, self.fit.errors
+        return {f"{n}{e}": a[:, k] for k, n in enumerate(COLUMNS["point"]) for e, a in (("", values), ("_err", errors))}
+
+    def _dipole(self, degenerate: np.ndarray) -> dict[str, np.ndarray]:
+        fit, errors = self.fit, self.fit.errors
+        lobes = dipole_columns(fit)
+        for k, lobe in ((0, "pos"), (3, "neg")):
+            lobes |= {f"{a}_{lobe}_err": errors[:, k + i] for i, a in enumerate(("flux", "x", "y"))}
+        for name, values in (self.linear or {}).items():
+            if name in lobes:
+                lobes[name] = np.where(degenerate, values, lobes[name])
+        for axis in "xy":
+            lobes[f"moment_{axis}_err"] = np.sqrt(lobes[f"moment_{axis}{axis}"])
+        return {n: lobes[n] for name in COLUMNS["dipole"] for n in (name, f"{name}_err")}
