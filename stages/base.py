@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from skydelta.errors import ConfigError, SkydeltaError
 from skydelta.io.exposure import Exposure
@@ -22,6 +22,15 @@ class StageConfig(BaseModel):
     """Base of all stage configurations: frozen, unknown keys refused; every field has description, unit and range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """True and false are no numbers: Python would count them as 1 and 0."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind is not bool and bool not in get_args(kind):
+            raise ValueError("a value is needed, not true or false")
+        return value
 
 
 C = TypeVar("C", bound=StageConfig)
@@ -219,6 +228,8 @@ def explain(error: ValidationError) -> str:
         "extra_forbidden": lambda: "unknown key",
         "literal_error": lambda: f"{value!r} is not one of {context['expected']}",
         "missing": lambda: "missing",
+        "tuple_type": lambda: f"{value!r} is no list",
+        "value_error": lambda: f"{value!r}: {context['error']}",
     }
     other = f"{value!r}: {e['msg']}"
     return f"{where}: {kinds.get(e['type'], lambda: other)()}"

@@ -23,6 +23,8 @@ def written(folder, text):
     ("text", "message"),
     [
         (MATCH + "order = 9\n", "steps[1].match.order: 9 is above"),
+        (MATCH + "order = true\n", "steps[1].match.order: True: a value is needed, not true or false"),
+        (MATCH + "clip = false\n", "steps[1].match.clip: False: a value is needed, not true or false"),
         (MATCH + "ordre = 1\n", "steps[1].match.ordre: unknown key"),
         (MATCH + "inputs = { image = 'science' }\n", "steps[1].inputs.image: match has no such port; it has science"),
         (MATCH + "outputs = { kernels = 'k' }\n", "steps[1].outputs.kernels: match has no such port; it has kernel"),

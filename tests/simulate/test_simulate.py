@@ -195,6 +195,8 @@ def test_snr_is_what_an_ideal_filter_finds():
     [
         ({"size": 64}, ConfigError, r"size\.0: 64 is below 128"),
         ({"size": (300, 1)}, ConfigError, r"size\.1: 1 is below 128"),
+        ({"stars": True}, ConfigError, "stars: True: a value is needed"),
+        ({"seeing": 3}, ConfigError, "seeing: 3 is no list"),
         ({"size": "abc"}, ConfigError, "size: 'abc': .*one integer, or two"),
         ({"seed": -1}, ConfigError, "seed: -1 is below 0"),
         ({"colour": 3}, ConfigError, "colour: unknown key"),
