@@ -29,14 +29,16 @@ from events import copy_rate, milliseconds
 from scipy import ndimage
 
 from skydelta.io.exposure import Exposure
-from skydelta.kernels.backend import cuda_device_count, resolve
+from skydelta.kernels.backend import CPU, cuda_device_count, resolve
 from skydelta.kernels.core.spec import implementation
+from skydelta.kernels.maps import CHECK, TANGENT
 from skydelta.kernels.resample import ADAPTIVE, DEGREES, DRIZZLE, EXACT, METHODS, PREPARE, RESAMPLE, MaskBits, Method
 from skydelta.stages.align import FILL, GROW, Align
 from skydelta.stages.align.cache import MAPS
 from skydelta.stages.align.chain import SkyChain
 from skydelta.stages.align.inputs import bare_image
-from skydelta.stages.align.mapping import pixel_map
+from skydelta.stages.align.mapping import control_grid, pixel_map
+from skydelta.stages.align.tangent import tangent_chain
 from skydelta.stages.base import Context
 
 PIXEL = 0.3 / 3600
@@ -51,11 +53,7 @@ def pair(n: int) -> tuple[Exposure, Exposure, np.ndarray]:
     interpolator would make of the first is the second. One pixel in a thousand is masked as bad.
     """
     rng = np.random.default_rng(1)
-    source, target = plane(n, 0.0), plane(n, 0.3)
-    a, b = np.zeros((4, 4)), np.zeros((4, 4))
-    a[2, 0], a[1, 2], b[0, 2], b[2, 1] = 8 / (n / 2) ** 2, 2 / (n / 2) ** 3, -6 / (n / 2) ** 2, 2 / (n / 2) ** 3
-    source.sip = Sip(a, b, None, None, source.wcs.crpix)
-    source.wcs.ctype = "RA---TAN-SIP", "DEC--TAN-SIP"
+    source, target = bent(plane(n, 0.0), n), plane(n, 0.3)
     at = np.stack(np.meshgrid(np.arange(40, n - 40, 40), np.arange(40, n - 40, 40)), -1).reshape(-1, 2)
     sky = source.all_pix2world(at + rng.uniform(-4, 4, at.shape), 0)
     peak = rng.uniform(0.1, 1.0, len(sky))
@@ -63,6 +61,15 @@ def pair(n: int) -> tuple[Exposure, Exposure, np.ndarray]:
     mask = np.where(rng.random((n, n)) < 1e-3, 1, 0).astype(np.int32)
     image = Exposure(images[0].astype(np.float32), np.full((n, n), 25.0, np.float32), mask, wcs=source)
     return image, Exposure(images[1], wcs=target), target.all_world2pix(sky, 0)
+
+
+def bent(w: WCS, n: int) -> WCS:
+    """With a cubic distortion of 10 px as SIP."""
+    a, b = np.zeros((4, 4)), np.zeros((4, 4))
+    a[2, 0], a[1, 2], b[0, 2], b[2, 1] = 8 / (n / 2) ** 2, 2 / (n / 2) ** 3, -6 / (n / 2) ** 2, 2 / (n / 2) ** 3
+    w.sip = Sip(a, b, None, None, w.wcs.crpix)
+    w.wcs.ctype = "RA---TAN-SIP", "DEC--TAN-SIP"
+    return w
 
 
 def stars(w: WCS, n: int, sky: np.ndarray, peak: np.ndarray) -> np.ndarray:
@@ -230,10 +237,81 @@ def scenes(tool: Path, n: int) -> dict[str, Any]:
     return out
 
 
+def maps(n: int) -> dict[str, Any]:
+    """Cold maps of pairs of headers: of polynomials and by astropy on the CPU; on a device its kernels by events."""
+    pairs = {
+        "TAN onto TAN": (plane(n, 0.0), plane(n, 0.3)),
+        "TAN-SIP onto TAN": (bent(plane(n, 0.0), n), plane(n, 0.3)),
+        "TAN-SIP onto TAN-SIP": (bent(plane(n, 0.0), n), bent(plane(n, 0.3), n)),
+    }
+    there = resolve("cuda") if cuda_device_count()[0] else None
+    rows = []
+    for name, (source, target) in pairs.items():
+        chain = SkyChain(source, target)
+
+        def fresh(backend: Any = CPU, ends: Any = (source, target)) -> Any:
+            MAPS.clear()
+            made = pixel_map(*ends, (n, n), (n, n), backend=backend)
+            backend.synchronize()
+            return made
+
+        seconds, grid = cpu_seconds(fresh, 5)
+        before, exact = cpu_seconds(lambda chain=chain: control_grid(chain, (n, n), (n, n), 1e-4), 3)
+        gap = float(np.nanmax(np.abs(grid.nodes - exact.nodes)))
+        row = {"pair": name, "way": grid.way, "cpu_s": round(seconds, 4), "astropy_cpu_s": round(before, 4),
+               "difference_px": gap, "cpu_wall_ms": round(wall_ms(fresh), 1)}  # fmt: skip
+        if there is not None:
+            row |= map_kernels(there, chain, grid, n) | {"wall_ms": round(wall_ms(lambda: fresh(there)), 2)}
+        row["astropy_wall_ms"] = round(wall_ms(lambda chain=chain: control_grid(chain, (n, n), (n, n), 1e-4)), 1)
+        rows.append(row)
+        print(f"  {row}")
+    result = {"size": n, "load": round(os.getloadavg()[0], 1), "rows": rows}
+    if there is not None:
+        result |= {"device": device_name(there), "copy_TB_per_s": round(copy_rate() / 1e3, 3)}
+    return result
+
+
+def wall_ms(work: Callable[[], Any], repeats: int = 7) -> float:
+    """Median after a first call."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e3
+
+
+def map_kernels(device: Any, chain: SkyChain, grid: Any, n: int) -> dict[str, float]:
+    """Time of the kernels of a cold map, ms; the floor is their least traffic at the speed of a device copy."""
+    numbers, h = device.asarray(tangent_chain(chain, (n, n))), grid.spacing
+    origin, cells = device.asarray(np.full((1, 2), -float(h))), -(-n // h)
+    side = 2 * cells + 5
+    points = implementation(TANGENT, device)(numbers, origin, h / 2, (side, side))[:, 0]
+
+    def evaluate() -> Any:
+        return implementation(TANGENT, device)(numbers, origin, h / 2, (side, side))
+
+    def check() -> Any:
+        return implementation(CHECK, device)(points, h, (n, n), 1e-4, 1e-6, True)
+
+    def both() -> Any:
+        return evaluate(), check()
+
+    bytes_moved = side**2 * TANGENT.bytes_per_pixel + cells**2 * CHECK.bytes_per_pixel
+    return {"points": side**2, "tangent_points_ms": round(milliseconds(evaluate), 4),
+            "check_cells_ms": round(milliseconds(check), 4), "both_ms": round(milliseconds(both), 4),
+            "floor_ms": round(bytes_moved / copy_rate() / 1e6, 5)}  # fmt: skip
+
+
+def device_name(device: Any) -> str:
+    return str(device.xp.cuda.runtime.getDeviceProperties(device.index)["name"].decode())
+
+
 def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
     """Each kernel with all planes, and the image alone, against the floor of a copy."""
     device = resolve("cuda")
-    xp, n = device.xp, onto.shape[0]
+    n = onto.shape[0]
     there = image.to(device)
     grid = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape)
     tables = [device.asarray(t) for t in (grid.nodes, grid.cells, grid.exact)]
@@ -241,7 +319,7 @@ def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
     bits = MaskBits(p.bit(*FILL), p.bit(*GROW), *(p.bit(name) for name in ("BAD", "NO_DATA", "EDGE", "INTERP")))
     speed = copy_rate()
     rows: list[dict[str, Any]] = []
-    print(f"\n{xp.cuda.runtime.getDeviceProperties(0)['name'].decode()}, {n} x {n} px, copy {speed / 1e3:.2f} TB/s")
+    print(f"\n{device_name(device)}, {n} x {n} px, copy {speed / 1e3:.2f} TB/s")
 
     def show(name: str, ms: float, bytes_per_pixel: float) -> None:
         floor = bytes_per_pixel * n**2 / speed / 1e6
@@ -280,7 +358,7 @@ def on_device(image: Exposure, onto: Exposure) -> dict[str, Any]:
             return by_corners(values, there.variance, work, *tables, shape=onto.shape, flux=True, bits=bits, **more)
 
         show(spec.name, milliseconds(share), spec.bytes_per_pixel)
-    return {"device": xp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "copy_TB_per_s": round(speed / 1e3, 3),
+    return {"device": device_name(device), "copy_TB_per_s": round(speed / 1e3, 3),
             "size": n, "dtype": "float32", "state": "warm, arrays on the device", "kernels": rows}  # fmt: skip
 
 
@@ -291,19 +369,22 @@ def main() -> None:
     parser.add_argument("--scenes", type=Path, metavar="ALIGN_SCENE", help="also score the cases of this generator")
     parser.add_argument("--scene-size", type=int, default=2048)
     parser.add_argument("--device", action="store_true", help="the section of the CUDA device alone")
+    parser.add_argument("--maps", action="store_true", help="the time of cold maps alone")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     a = parser.parse_args()
     result: dict[str, Any] = {"machine": platform.machine(), "cpus": os.cpu_count(), "dtype": "float32",
                               "state": "warm; CPU seconds of all threads, map included"}  # fmt: skip
-    if not a.device:
+    if a.maps:
+        result |= {"state": "warm process, cold maps", "maps": maps(a.size)}
+    elif not a.device:
         result |= on_cpu(a.size, not a.no_peers)
     if a.scenes:
         result["scenes"] = {"size": a.scene_size, **scenes(a.scenes, a.scene_size)}
     count, why = cuda_device_count()
-    if count:
+    if count and not a.maps:
         image, onto, _ = pair(a.size)
         result["cuda"] = on_device(image, onto)
-    else:
+    elif not count:
         print(f"\nno GPU section: {why}")
     print(f"not installed: {', '.join(absent()) or 'nothing'}")
     if a.out:

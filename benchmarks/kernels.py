@@ -23,7 +23,7 @@ from skydelta.kernels.core.spec import registry, resolve_target
 PSF = dict.fromkeys(("profile_sums", "profile_stamps", "pixel_departure", "compare_stars"), (300, 33))
 PSF["star_stamps"] = (300, 16)  # a half-size
 STAMPS = {"stamp_basis": (900, 31), "fit_lobes": (25, 2), "subtract_lobes": (25, 25), "spline_coefficients": (25, 25)}
-STAMPS |= PSF
+STAMPS |= PSF | {"tangent_points": (261, 261), "check_cells": (128, 128)}  # of a map of 4096 px
 COPIES = {"fit_lobes": 42}  # 24 dipole stamps a case
 
 

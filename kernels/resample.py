@@ -65,18 +65,21 @@ class PixelMap:
         Smallest and largest area of a target pixel in source pixels.
     shift : (int, int) or None
         (sy, sx) when the map is target pixel + shift to within the tolerance everywhere.
+    way : str
+        How it was made, in words.
     """
 
     shape: tuple[int, int]
     source_shape: tuple[int, int]
     spacing: int
-    nodes: np.ndarray
-    cells: np.ndarray
-    exact: np.ndarray
+    nodes: Array
+    cells: Array
+    exact: Array
     error: float = 0.0
     exact_fraction: float = 0.0
     area: tuple[float, float] = (1.0, 1.0)
     shift: tuple[int, int] | None = None
+    way: str = "given"
 
 
 class MaskBits(NamedTuple):

@@ -92,6 +92,7 @@ FRONTS = (
     "encode",
     "fit",
     "inflate",
+    "maps",
     "masks",
     "normal_equations",
     "psf",

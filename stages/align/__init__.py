@@ -14,7 +14,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import Psf
 from skydelta.io.sky import low_level
-from skydelta.kernels.backend import Array
+from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.resample import METHODS, TAPS, MaskBits, Method, PixelMap, Resampled, resample
 from skydelta.stages.align.grids import ONE_GRID
@@ -83,7 +83,7 @@ class Align(Stage[AlignConfig]):
         No WCS, a frame that cannot be transformed, or no overlap.
     """
 
-    name, version = "align", 3
+    name, version = "align", 4
     inputs = {"image": Port(Exposure, "image to move"), "onto": Port(Exposure, "image whose grid is wanted")}
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 
@@ -136,6 +136,7 @@ class Align(Stage[AlignConfig]):
         grid = self._map(image, onto)
         planes = onto.planes.union([*CORE_PLANES, *image.planes])
         mask = None if image.mask is None else image.planes.translate(image.mask, planes)
+        ctx.metric("map_by", grid.way)
         ctx.metric("map_error_px", grid.error)
         ctx.metric("map_spacing_px", grid.spacing)
         ctx.metric("map_exact_fraction", grid.exact_fraction)
@@ -150,7 +151,7 @@ class Align(Stage[AlignConfig]):
             )
             points = grid
             if method not in METHODS:
-                points = pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance, corners=True)
+                points = _made(image, onto, self.config.tolerance, corners=True)
                 ctx.metric("map_error_px", max(grid.error, points.error))
             new = resample(
                 image.image, image.variance, mask, points,
@@ -202,7 +203,7 @@ class Align(Stage[AlignConfig]):
                     f"align: {name} {e.id or ''}".rstrip() + " has no celestial WCS; register it first (a WCS in its "
                     f"header){ONE_GRID}"
                 )
-        return pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, self.config.tolerance)
+        return _made(image, onto, self.config.tolerance)
 
     def _factor(self, image: Exposure) -> bool:
         """Whether a pixel value is a flux per pixel."""
@@ -211,6 +212,10 @@ class Align(Stage[AlignConfig]):
         return image.unit is not None and any(
             image.unit.is_equivalent(unit) for unit in (u.adu, u.electron, u.photon, u.count, u.DN, u.Jy)
         )
+
+
+def _made(image: Exposure, onto: Exposure, tolerance: float, corners: bool = False) -> PixelMap:
+    return pixel_map(image.wcs, onto.wcs, onto.shape, image.shape, tolerance, corners, image.backend)
 
 
 def _nameless(wcs: Any) -> bool:
@@ -251,10 +256,11 @@ def _copied(
 
 def _no_overlap(image: Exposure, onto: Exposure, grid: PixelMap) -> str:
     h, w = image.shape
-    finite = np.isfinite(grid.nodes).all(axis=0)
+    nodes = to_host(grid.nodes)
+    finite = np.isfinite(nodes).all(axis=0)
     where = "nowhere"
     if finite.any():
-        (x0, y0), (x1, y1) = (f(grid.nodes[:, finite], axis=1) for f in (np.min, np.max))
+        (x0, y0), (x1, y1) = (f(nodes[:, finite], axis=1) for f in (np.min, np.max))
         where = f"at x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}"
     return (
         f"align: {image.id or 'image'} and {onto.id or 'onto'} do not overlap: the target grid of {onto.shape[1]} x "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from astropy.wcs import WCS, WCSCOMPARE_ANCILLARY
+from astropy.wcs import WCS, WCSCOMPARE_ANCILLARY, WCSHDO_P14, WCSHDO_all
 
 from skydelta.kernels.resample import PixelMap
 from skydelta.stages.align.chain import TABLES
@@ -43,11 +43,14 @@ def same_wcs(a: Any, b: Any) -> bool:
         return False
     if not all(_same(getattr(a, n), getattr(b, n), _TABLE) for n in TABLES):
         return False
-    # the numbers themselves first: cards take a hundred times longer, and their digits are fewer
-    if _same_numbers(a, b):
-        return True
-    cards = [{k: v for k, v in w.to_header(relax=True).items() if k not in _NOT_MAP} for w in (a, b)]
-    return cards[0] == cards[1]
+    # the numbers themselves first: cards take longer, and their digits are fewer
+    return _same_numbers(a, b) or (_same(a.sip, b.sip, _SIP) and _cards(a) == _cards(b))
+
+
+def _cards(w: WCS) -> list[str]:
+    """Cards that take part in the map, but those of SIP."""
+    text = w.wcs.to_header(relax=WCSHDO_all | WCSHDO_P14)
+    return [c for c in (text[i : i + 80] for i in range(0, len(text), 80)) if c[:8].rstrip() not in _NOT_MAP]
 
 
 def _same_numbers(a: WCS, b: WCS) -> bool:
@@ -83,7 +86,7 @@ def _values(wcs: Any, shape: tuple[int, int]) -> bytes:
 
 
 class MapCache:
-    """The last maps, by a hash of both WCS, the shapes and the tolerance; a hit is confirmed by comparing both WCS.
+    """The last maps, by a hash of both WCS, the shapes and the settings; a hit is confirmed by comparing both WCS.
 
     FITS WCS are compared number by number with copies made at the time; any other object must be the same object and
     still give the same values at 25 points. Bounded by `ENTRIES` and `BYTES`, least recently used out first. Safe in
@@ -108,12 +111,11 @@ class MapCache:
         target: Any,
         target_shape: tuple[int, int],
         source_shape: tuple[int, int],
-        tolerance: float,
-        corners: bool,
+        settings: tuple[Any, ...],
         make: Callable[[], PixelMap],
     ) -> PixelMap:
         """The map of these arguments; ``make`` is called when there is none."""
-        key = hashlib.blake2b(repr((target_shape, source_shape, tolerance, corners)).encode(), digest_size=16)
+        key = hashlib.blake2b(repr((target_shape, source_shape, settings)).encode(), digest_size=16)
         for wcs, shape in ((source, source_shape), (target, target_shape)):
             key.update(_values(wcs, shape))
         digest = key.digest()

@@ -82,7 +82,9 @@ class _End:
     types : str
         The axes in words.
     frame : BaseCoordinateFrame or None
-        None when the axes are not on the sky; world values are longitude and latitude in degrees otherwise.
+        None when the axes are not on the sky of the stars.
+    sphere : bool
+        World values are longitude and latitude in degrees.
     axes : tuple
         What must be equal on both sides without a frame.
     smooth : bool
@@ -93,6 +95,7 @@ class _End:
     name: str
     types: str
     frame: BaseCoordinateFrame | None
+    sphere: bool
     axes: tuple[Any, ...]
     smooth: bool
     refine = False
@@ -119,7 +122,7 @@ class _End:
             if self.refine:
                 q = q + _newton(step, self._vector(world) - back)
                 back = self._vector(self.world(*q))
-            if self.frame is None:  # each axis has its own unit: measure it in pixels before the axes are mixed
+            if not self.sphere:  # each axis has its own unit: measure it in pixels before the axes are mixed
                 unit = 2 * np.sqrt(step[0] ** 2 + step[1] ** 2)
                 gap, pixel = (np.abs(back - self._vector(world)) / unit).max(axis=0), np.ones(q.shape[1])
             else:
@@ -137,8 +140,8 @@ class _End:
         return step
 
     def _vector(self, world: np.ndarray) -> np.ndarray:
-        """Unit vectors (3, n) of positions on the sky: no seam and no pole. Other values stay what they are."""
-        if self.frame is None:
+        """Unit vectors (3, n) of positions on a sphere: no seam and no pole. Other values stay what they are."""
+        if not self.sphere:
             return world
         a, d = np.radians(world[0]), np.radians(world[1])
         return np.stack([np.cos(d) * np.cos(a), np.cos(d) * np.sin(a), np.sin(d)])
@@ -162,7 +165,7 @@ class _Fits(_End):
         if any(t.endswith("-CSC") for t in wcs.wcs.ctype):
             raise InputError(f"{name}: projection of {self.types} cannot be used; its inverse is good to 0.2 px only")
         axes = celestial_axes(wcs)
-        self.frame = None if axes is None else axes[0]
+        self.frame, self.sphere = None if axes is None else axes[0], True  # the sun's own axes are no known frame
         aux = tuple(getattr(wcs.wcs.aux, n) for n in ("rsun_ref", "dsun_obs", "crln_obs", "hgln_obs", "hglt_obs"))
         self.axes = (*sorted(t[:4] for t in wcs.wcs.ctype), wcs.wcs.radesys, wcs.wcs.dateobs, aux)
         self.smooth = all(getattr(wcs, t) is None for t in TABLES)
@@ -202,6 +205,7 @@ class _Interface(_End):
             if isinstance(wcs, WCS):
                 w = wcs.wcs
                 physical += [w.specsys, w.timesys, str((w.restfrq, w.restwav)), w.radesys]
+        self.sphere = axes is not None
         self.axes = (*sorted(physical[:2]), *(str(units[i].si.decompose().bases) for i in order), *physical[2:])
         self.order, self.scale = order, np.array(scale)[:, None]
         self.smooth = not _has_tables(wcs)

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-from scipy.ndimage import maximum_filter
 
 from skydelta.io.sky import low_level
-from skydelta.kernels.resample import CELL_INTERPOLATED, CELL_OUTSIDE, PixelMap
+from skydelta.kernels.backend import CPU, Array, Backend, backend_of, to_host
+from skydelta.kernels.maps import check_cells, tangent_points
+from skydelta.kernels.resample import CELL_INTERPOLATED, PixelMap
 from skydelta.stages.align.cache import MAPS, same_wcs
 from skydelta.stages.align.chain import SkyChain
+from skydelta.stages.align.tangent import UnfitError, compare, places, tangent_chain
 
 FIRST_SPACING = 32
 LAST_SPACING = 8
@@ -27,10 +30,8 @@ LEFT_OVER = 1 / 16
 Evaluate = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Target x, y to source x, y (float64, any shape); NaN where there is no map."""
 
-_T = (0.0, 0.5, 1.0)
-_HALF = np.array([[-b * c * e / 6, a * c * e / 2, -a * b * e / 2, a * b * c / 6]
-                  for a, b, c, e in ((t + 1, t, t - 1, t - 2) for t in _T)])  # fmt: skip
-"""Cubic Lagrange weights (3, 4) of the nodes around a cell for its start, middle and end."""
+Lattices = Callable[[np.ndarray, float, tuple[int, int]], Array]
+"""First points (k, 2), step and shape of lattices of target pixels to source x, y (2, k, *shape), on any device."""
 
 
 def pixel_map(
@@ -40,6 +41,7 @@ def pixel_map(
     source_shape: tuple[int, int],
     tolerance: float = 1e-4,
     corners: bool = False,
+    backend: Backend = CPU,
 ) -> PixelMap:
     """Map target pixels to source pixels.
 
@@ -54,6 +56,8 @@ def pixel_map(
     corners : bool
         Map the corners of pixels instead of their centres: (H + 1, W + 1) of them, (y, x) the lower left one of pixel
         (y, x).
+    backend : Backend
+        Where the map shall lie, if it can be made there.
 
     Returns
     -------
@@ -66,24 +70,61 @@ def pixel_map(
     """
     source, target = low_level(source_wcs, "image"), low_level(target_wcs, "onto")
     if same_wcs(source, target):
-        return shift_map(target_shape, source_shape)
+        return shift_map(target_shape, source_shape, way="the same WCS")
     chain = SkyChain(source, target)
     off, more = (0.5, 1) if corners else (0.0, 0)
+    shape = target_shape[0] + more, target_shape[1] + more
 
     def make() -> PixelMap:
-        shape = target_shape[0] + more, target_shape[1] + more
-        return control_grid(lambda x, y: chain(x - off, y - off), shape, source_shape, tolerance, smooth=chain.smooth)
+        try:
+            lattices, way = _through_planes(chain, shape, source_shape, off, backend), "polynomials"
+        except UnfitError as e:
+            lattices, way = _by_points(lambda x, y: chain(x - off, y - off)), f"astropy: {e}"
+        return _tabulated(lattices, shape, source_shape, tolerance, chain.smooth, way)
 
-    return MAPS.get(source, target, target_shape, source_shape, tolerance, corners, make)
+    return MAPS.get(source, target, target_shape, source_shape, (tolerance, corners, backend.name), make)
 
 
-def shift_map(target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0) -> PixelMap:
+def _through_planes(
+    chain: SkyChain, shape: tuple[int, int], source_shape: tuple[int, int], off: float, backend: Backend
+) -> Lattices:
+    """The chain as polynomials and a homography, compared with astropy.
+
+    Raises
+    ------
+    UnfitError
+        It is more than that, or they differ.
+    """
+    numbers = tangent_chain(chain, source_shape)
+    there = backend.asarray(numbers)
+
+    def lattices(origin: np.ndarray, step: float, shape: tuple[int, int]) -> Array:
+        return tangent_points(there, backend.asarray(origin - off), step, shape)
+
+    at = places(numbers, shape, source_shape)
+    compare(chain, at - off, to_host(lattices(at, 0.0, (1, 1)))[:, :, 0, 0])
+    return lattices
+
+
+def _by_points(evaluate: Evaluate) -> Lattices:
+    def lattices(origin: np.ndarray, step: float, shape: tuple[int, int]) -> Array:
+        y, x = (o[:, None, None] + step * g for o, g in zip(origin.T[::-1], np.indices(shape), strict=True))
+        return np.stack(evaluate(x, y))
+
+    return lattices
+
+
+def shift_map(
+    target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0, way: str = "given"
+) -> PixelMap:
     """The map target pixel + (sy, sx)."""
     h = FIRST_SPACING
     ny, nx = _cell_counts(target_shape, h)
     x, y = np.meshgrid((np.arange(nx + 3.0) - 1) * h + sx, (np.arange(ny + 3.0) - 1) * h + sy)
     cells = np.full((ny, nx), CELL_INTERPOLATED, np.int32)
-    return PixelMap(target_shape, source_shape, h, np.stack([x, y]), cells, np.empty((0, 3, h, h)), shift=(sy, sx))
+    return PixelMap(
+        target_shape, source_shape, h, np.stack([x, y]), cells, np.empty((0, 3, h, h)), shift=(sy, sx), way=way
+    )
 
 
 def control_grid(
@@ -98,83 +139,53 @@ def control_grid(
     The exact map at the middles of all cells and of their edges, where cubic interpolation is worst, is the check;
     these points are the nodes of the next finer grid.
     """
+    return _tabulated(_by_points(evaluate), target_shape, source_shape, tolerance, smooth, "given")
+
+
+def _tabulated(
+    lattices: Lattices,
+    target_shape: tuple[int, int],
+    source_shape: tuple[int, int],
+    tolerance: float,
+    smooth: bool,
+    way: str,
+) -> PixelMap:
     h = FIRST_SPACING if smooth else LAST_SPACING
     while True:
-        grid = _CheckedGrid(evaluate, target_shape, source_shape, h)
-        if h == LAST_SPACING or (~grid.outside & (grid.error > GOAL * tolerance)).mean() <= LEFT_OVER:
+        ny, nx = _cell_counts(target_shape, h)
+        points = lattices(np.full((1, 2), -float(h)), h / 2, (2 * ny + 5, 2 * nx + 5))[:, 0]
+        nodes, cells, rows = check_cells(points, h, source_shape, tolerance, GOAL * tolerance, smooth)
+        rows = to_host(rows)
+        error, largest, away = rows[:, [0, 2, 5]].max(axis=0)
+        least, missed, must = rows[:, 1].min(), rows[:, 3].sum(), rows[:, 4].sum()
+        if h == LAST_SPACING or missed <= LEFT_OVER * ny * nx:
             break
         h //= 2
-    good = (grid.error <= tolerance) & smooth
-    must = ~good & ~grid.outside
-    cells = np.where(grid.outside, CELL_OUTSIDE, CELL_INTERPOLATED).astype(np.int32)
-    cells[must] = np.arange(must.sum())
-    rows, columns = np.nonzero(must)
-    exact = _exact_cells(evaluate, rows, columns, h)
-    used = good & ~grid.outside
-    areas = np.concatenate([grid.area[used], exact[:, 2][np.isfinite(exact[:, 2])]])
+    backend = backend_of(points)
+    exact, part = backend.xp.empty((0, 3, h, h)), 0.0
+    if must:
+        numbered = np.array(to_host(cells))
+        at = i, j = np.nonzero(numbered == 0)
+        part = float(_pixels_in_cells(target_shape, h)[at].sum() / (target_shape[0] * target_shape[1]))
+        numbered[at] = np.arange(len(i))
+        cells, exact = backend.asarray(numbered), _exact_cells(lattices, backend, i, j, h)
+        areas = to_host(exact[:, 2])
+        areas = areas[np.isfinite(areas)]
+        least, largest = areas.min(initial=least), areas.max(initial=largest)
+    whole = not must and away <= tolerance
     return PixelMap(
         target_shape,
         source_shape,
         h,
-        grid.nodes,
+        nodes,
         cells,
         exact,
-        error=float(grid.error[used].max(initial=0.0)),
-        exact_fraction=float(_pixels_in_cells(target_shape, h)[must].sum() / (target_shape[0] * target_shape[1])),
-        area=(float(areas.min(initial=np.inf)), float(areas.max(initial=0.0))) if areas.size else (1.0, 1.0),
-        shift=None if must.any() else _whole_shift(grid, tolerance),
+        error=float(error),
+        exact_fraction=part,
+        area=(float(least), float(largest)) if np.isfinite(least) else (1.0, 1.0),
+        shift=_whole_shift(points) if whole else None,
+        way=way,
     )
-
-
-class _CheckedGrid:
-    """Nodes of one spacing and the half-way points that check them.
-
-    Attributes
-    ----------
-    nodes : float64 (2, ny + 3, nx + 3)
-    offset : float64 (2, 2 ny + 1, 2 nx + 1)
-        Exact map minus target position at corners, edge middles and centres of the cells.
-    error : float64 (ny, nx)
-        Largest distance between interpolated and exact map on the cell and the cells around it (one cell alone can
-        pass by a change of sign), inf where either is not finite.
-    area : float64 (ny, nx)
-        |det dq/dp| of the interpolated map in the middle of the cell.
-    outside : bool (ny, nx)
-        No pixel of the cell can lie in the source.
-    """
-
-    def __init__(self, evaluate: Evaluate, shape: tuple[int, int], source_shape: tuple[int, int], h: int) -> None:
-        ny, nx = _cell_counts(shape, h)
-        x, y = np.meshgrid((np.arange(2 * nx + 5) - 2) * h / 2, (np.arange(2 * ny + 5) - 2) * h / 2)
-        q = np.stack(evaluate(x, y))
-        self.nodes = np.ascontiguousarray(q[:, ::2, ::2])
-        fine = q[:, 2:-2, 2:-2]
-        self.offset = fine - np.stack([x, y])[:, 2:-2, 2:-2]
-        around = np.lib.stride_tricks.sliding_window_view(self.nodes, (4, 4), axis=(1, 2))
-        exact = np.lib.stride_tricks.sliding_window_view(fine, (3, 3), axis=(1, 2))[:, ::2, ::2]
-        with np.errstate(invalid="ignore"):
-            guess = np.einsum("ai,bj,cyxij->cyxab", _HALF, _HALF, around)
-            error = np.sqrt(((guess - exact) ** 2).sum(axis=0)).max(axis=(2, 3))
-            self.error = maximum_filter(np.where(np.isfinite(error), error, np.inf), 3, mode="nearest")
-            middle = np.array([1.0, -27.0, 27.0, -1.0]) / 24  # derivative of the cubic at the middle, per cell
-            d = [np.einsum("i,j,cyxij->cyx", *w, around) / h for w in ((_HALF[1], middle), (middle, _HALF[1]))]
-            self.area = np.abs(d[0][0] * d[1][1] - d[0][1] * d[1][0])
-        self.outside = _outside(exact, source_shape)
-
-
-def _outside(exact: np.ndarray, source_shape: tuple[int, int]) -> np.ndarray:
-    """Cells whose 3 x 3 exact positions (2, ny, nx, 3, 3) say that none of their pixels can lie in the source.
-
-    Either all are finite and their bounding box, grown by its own size, misses the source; or there is no map at any
-    of them nor of the neighbouring cells'.
-    """
-    low, high = exact.min(axis=(3, 4)), exact.max(axis=(3, 4))  # NaN where one is NaN
-    size = high - low
-    n = np.array(source_shape[::-1], float)[:, None, None]
-    with np.errstate(invalid="ignore"):
-        misses = ((high + size < -0.5) | (low - size > n - 0.5)).any(axis=0)
-    empty = np.pad(np.isnan(exact).any(axis=0).all(axis=(2, 3)), 1, constant_values=True)
-    return misses | np.lib.stride_tricks.sliding_window_view(empty, (3, 3)).all(axis=(2, 3))
 
 
 def _cell_counts(shape: tuple[int, int], h: int) -> tuple[int, int]:
@@ -187,33 +198,31 @@ def _pixels_in_cells(shape: tuple[int, int], h: int) -> np.ndarray:
     return np.outer(*sides)
 
 
-def _exact_cells(evaluate: Evaluate, rows: np.ndarray, columns: np.ndarray, h: int) -> np.ndarray:
+def _exact_cells(lattices: Lattices, backend: Backend, rows: np.ndarray, columns: np.ndarray, h: int) -> Array:
     """Exact x, y and area of every pixel of the given cells: float64 (n, 3, h, h)."""
-    out = np.full((rows.size, 3, h, h), np.nan)
-    side = np.arange(-1, h + 1)
+    xp = backend.xp
+    out = xp.full((rows.size, 3, h, h), np.nan)
+    first = np.stack([columns, rows], axis=1) * float(h) - 1
     per_call = max(1, (1 << 20) // (h + 2) ** 2)
     for start in range(0, rows.size, per_call):
         part = slice(start, start + per_call)
-        y, x = np.broadcast_arrays(
-            (rows[part, None] * h + side)[:, :, None], (columns[part, None] * h + side)[:, None, :]
-        )
-        q = np.stack(evaluate(x, y), axis=1)
+        q = xp.moveaxis(lattices(first[part], 1.0, (h + 2, h + 2)), 1, 0)
         out[part, :2] = q[:, :, 1:-1, 1:-1]
-        dy, dx = _slope(q, 2)[..., 1:-1], _slope(q, 3)[:, :, 1:-1]
-        out[part, 2] = np.abs(dx[:, 0] * dy[:, 1] - dx[:, 1] * dy[:, 0])
+        dx = _slope(xp, q[:, :, 1:-1])
+        dy = _slope(xp, q[..., 1:-1].swapaxes(2, 3)).swapaxes(2, 3)
+        out[part, 2] = xp.abs(dx[:, 0] * dy[:, 1] - dx[:, 1] * dy[:, 0])
     return out
 
 
-def _slope(q: np.ndarray, axis: int) -> np.ndarray:
-    """Central differences along an axis; one-sided where the other neighbour has no map or lies beyond a seam."""
-    step = np.diff(q, axis=axis)
-    before, after = np.take(step, range(step.shape[axis] - 1), axis), np.take(step, range(1, step.shape[axis]), axis)
-    a, b = (np.nan_to_num((s**2).sum(axis=1, keepdims=True), nan=np.inf) for s in (before, after))
-    return np.where(b > 9 * a, before, np.where(a > 9 * b, after, (before + after) / 2))
+def _slope(xp: ModuleType, q: Array) -> Array:
+    """Central differences along the last axis; one-sided where the other neighbour has no map or lies beyond a seam."""
+    step = xp.diff(q, axis=-1)
+    before, after = step[..., :-1], step[..., 1:]
+    a, b = (xp.nan_to_num((s**2).sum(axis=1, keepdims=True), nan=np.inf) for s in (before, after))
+    return xp.where(b > 9 * a, before, xp.where(a > 9 * b, after, (before + after) / 2))
 
 
-def _whole_shift(grid: _CheckedGrid, tolerance: float) -> tuple[int, int] | None:
-    """(sy, sx) when the exact map is a shift by whole pixels within the tolerance at every checked point."""
-    sx, sy = np.rint(grid.offset[:, 0, 0])
-    gap = np.abs(grid.offset - np.array([sx, sy])[:, None, None]).max()
-    return (int(sy), int(sx)) if gap <= tolerance else None
+def _whole_shift(points: Array) -> tuple[int, int]:
+    """(sy, sx) of the first point of the cells."""
+    sx, sy = np.rint(to_host(points[:, 2, 2]))
+    return int(sy), int(sx)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""resample.cuh and overlap.cuh on the host, under warnings and sanitizers, against the references of all methods.
+"""resample.cuh, overlap.cuh and maps.cuh on the host, under warnings and sanitizers, against the references.
 
 The kernels around it run whole in ``tests/conformance/test_host_device.py``.
 """
@@ -9,11 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 import support_host_cuda
+from cases import check_cells as cells_case
 from cases import resample as gather_case
 from cases import resample_exact as exact_case
 from cases import resample_prepare as prepare_case
+from cases import tangent_points as points_case
 
-from skydelta.kernels.cpu import reference_overlap, reference_resample
+from skydelta.kernels.cpu import reference_maps, reference_overlap, reference_resample
+from skydelta.kernels.maps import CHECK, TANGENT
 from skydelta.kernels.resample import ADAPTIVE, DEGREES, DRIZZLE, EXACT, METHODS, PREPARE, RESAMPLE, TAPS
 
 GATHER = """
@@ -186,3 +189,62 @@ def test_overlap(tmp_path, rng):
         np.testing.assert_allclose(got["image"][k], image, **close)
         np.testing.assert_allclose(got["weight"][k], weight, **close)
         np.testing.assert_allclose(got["variance_out"][k], variance, **close)
+
+
+@pytest.mark.parametrize("shape", points_case.SHAPES)
+def test_points(tmp_path, rng, shape):
+    case = points_case.make(rng, shape)
+    h, w = shape
+    body = f"""
+      for (int n = 0; n < n_origin / 2; ++n)
+        for (int i = 0; i < {h * w}; ++i) {{
+          const double x = origin[2 * n] + {case["step"]!r} * (i % {w});
+          const double y = origin[2 * n + 1] + {case["step"]!r} * (i / {w});
+          const maps::Point q = maps::position(chain, {{x, y}});
+          out[n * {h * w} + i] = q.x;
+          out[n_out / 2 + n * {h * w} + i] = q.y;
+        }}
+    """
+    inputs = {name: case[name] for name in ("chain", "origin")}
+    want = reference_maps.tangent_points(**case)
+    got = support_host_cuda.run(tmp_path, "maps.cuh", body, inputs, {"out": (np.float64, want.shape)})["out"]
+    np.testing.assert_allclose(got, want, rtol=TANGENT.tolerance.relative, atol=TANGENT.tolerance.absolute)
+
+
+@pytest.mark.parametrize("shape", [(33, 47), (7, 5), (1, 1)])
+def test_cells(tmp_path, rng, shape):
+    """Rows of cells, each judged by itself and its neighbours."""
+    case = cells_case.make(rng, shape)
+    (ny, nx), spacing, (h, w) = shape, case["spacing"], case["source_shape"]
+    smooth = str(case["smooth"]).lower()
+    body = f"""
+      const int ny = {ny}, nx = {nx};
+      const maps::Fine fine{{points, ny, nx}};
+      const maps::Point shift{{rint(fine.at(0, 2, 2)), rint(fine.at(1, 2, 2))}};
+      std::vector<maps::Cell> all;
+      for (int i = 0; i < ny * nx; ++i)
+        all.push_back(maps::measured(fine, i / nx, i % nx, {h}, {w}, {spacing} * 0.5, shift));
+      for (int i = 0; i < ny; ++i) {{
+        maps::Found found = maps::nothing();
+        for (int j = 0; j < nx; ++j) {{
+          double error = 0.0;
+          bool lost = true;
+          for (int k = 0; k < 9; ++k) {{
+            const int y = i + k / 3 - 1, x = j + k % 3 - 1;
+            if (y < 0 || x < 0 || y >= ny || x >= nx) continue;
+            error = maximum(error, all[y * nx + x].error);
+            lost = lost && all[y * nx + x].lost;
+          }}
+          const maps::Cell& cell = all[i * nx + j];
+          cells[i * nx + j] = maps::judged(cell, error, lost || cell.misses, {spacing**2}, {case["tolerance"]},
+                                           {case["goal"]}, {smooth}, found);
+        }}
+        found = maps::merged(found, maps::nothing());
+        for (int k = 0; k < maps::FOUND; ++k) rows[i * maps::FOUND + k] = found.v[k];
+      }}
+    """
+    outputs = {"cells": (np.int32, shape), "rows": (np.float64, (ny, 6))}
+    got = support_host_cuda.run(tmp_path, "maps.cuh", body, {"points": case["points"]}, outputs)
+    _, cells, rows = reference_maps.check_cells(**case)
+    np.testing.assert_array_equal(got["cells"], cells)
+    np.testing.assert_allclose(got["rows"], rows, rtol=CHECK.tolerance.relative, atol=CHECK.tolerance.absolute)

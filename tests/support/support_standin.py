@@ -21,6 +21,8 @@ from skydelta.io import field
 from skydelta.kernels import backend as backends
 from skydelta.kernels import normal_equations
 from skydelta.kernels.core import fused, spec
+from skydelta.stages.align import mapping
+from skydelta.stages.align.cache import MapCache
 
 
 class OnDevice(np.ndarray):
@@ -260,6 +262,7 @@ def install(monkeypatch):
     # what it keeps for the next image would outlive the stand-in
     monkeypatch.setattr(field, "_along", field._along.__wrapped__)
     monkeypatch.setattr(normal_equations, "_places", normal_equations._places.__wrapped__)
+    monkeypatch.setattr(mapping, "MAPS", MapCache())
     monkeypatch.setattr(backends, "_kinds", {})
     monkeypatch.setattr(backends.Backend, "asarray", asarray)
     monkeypatch.setattr(spec, "resolve_target", resolve_target)

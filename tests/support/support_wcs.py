@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""WCS of every projection, and the same plane as an object that is no FITS WCS."""
+"""WCS of every projection, the same plane as an object that is no FITS WCS, and headers of files."""
+
+import warnings
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import ICRS, SkyCoord
+from astropy.io import fits
 from astropy.wcs import WCS
 from astropy.wcs.wcsapi import BaseLowLevelWCS
 
@@ -40,6 +43,20 @@ def projected(kind, shape=(150, 170), pixel=0.01, names=("RA--", "DEC-")):
     w.wcs.set()
     w.pixel_shape = shape[::-1]
     return w
+
+
+def every_header(folder):
+    """Each header of the files of a folder, with a function that gives its file's HDUs (None for a text file)."""
+    for path in sorted(folder.iterdir()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if path.suffix == ".hdr":
+                raw = path.read_bytes()
+                yield fits.Header.fromtextfile(path) if b"\n" in raw else fits.Header.fromstring(raw.decode()), None
+                continue
+            with fits.open(path) as hdus:
+                for hdu in hdus:
+                    yield hdu.header, lambda hdus=hdus: hdus
 
 
 class Wrapped(BaseLowLevelWCS):
