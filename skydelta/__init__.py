@@ -21,6 +21,7 @@ _PUBLIC: dict[str, str] = {
     "MatchKernel": "skydelta.io.matchkernel:MatchKernel",
     "detect": "skydelta.stages.findsources:detect",
     "fit": "skydelta.stages.stampfit:fit",
+    "noise_correlation": "skydelta.stages.align.correlation:noise_correlation",
     "open": "skydelta.io.fits.reader:open_file",
     "read": "skydelta.io.read:read",
     "read_many": "skydelta.io.many:read_many",

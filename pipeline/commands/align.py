@@ -54,7 +54,8 @@ def align(
     """Bring IMAGE (FILE or FILE[EXT]), its variance and its mask onto the pixel grid of another.
 
     The file holds SCI, VAR, DQ and FOOTPRINT, the part of the interpolation kernel's weight that lay on good pixels (of
-    drizzle the area of the drops over that of full cover). A map that is a whole-pixel shift is copied. The cards
+    drizzle the area of the drops over that of full cover), and NOISECOR: how much noisier sums over pixels are than VAR
+    says, in tiles. A map that is a whole-pixel shift is copied. The cards
     ALMETHOD, ALMAPERR, ALCONSRV and ALCOVER say what was done.
     """
     from skydelta.errors import InputError
@@ -75,7 +76,7 @@ def align(
     if not bool(source.backend.xp.isfinite(source.image).any()):
         raise InputError(f"align: {image} has no pixel with a value")
     aligned, footprint = stage.resampled(context, source, grid)
-    hdus = exposure_hdus(aligned, {"FOOTPRINT": footprint})
+    hdus = [*exposure_hdus(aligned, {"FOOTPRINT": footprint}), stage.correlation(source, grid).hdu()]
     for key in ("variance", "mask"):
         note = source.notes.get(key)
         if isinstance(note, dict) and "source" in note:

@@ -49,7 +49,8 @@ def stack(
 ) -> None:
     """Co-add FILES (FILE or FILE[EXT]): aligned, brought to one flux scale and one sky, combined.
 
-    OUT holds SCI, VAR, DQ, NEXP (exposures of each pixel), SUMW (sum of weights) and the table INPUTS.
+    OUT holds SCI, VAR, DQ, NEXP (exposures of each pixel), SUMW (sum of weights), NOISECOR (how much noisier sums over
+    pixels are than VAR says, in tiles) and the table INPUTS.
     """
     from skydelta.io.fits.writer import write_hdus
     from skydelta.kernels.backend import resolve
@@ -65,7 +66,7 @@ def stack(
     ctx = Context(resolve(device), id=out.name)
     result = stage.execute(ctx, {"images": list(files), "onto": onto})
     stacked, table = result["stacked"], result["table"]
-    write_hdus(out, stack_hdus(stacked, result["coverage"], result["weight"], table))
+    write_hdus(out, stack_hdus(stacked, result["coverage"], result["weight"], result["correlation"], table))
     shown = ("id", "scale", "scale_from", "level", "weight", "resampling", "clipped")
     rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in table[shown].iterrows()]
     print_table(f"{out.name}: {stacked.notes['stack']}, {stacked.shape[1]} x {stacked.shape[0]} px", list(shown), rows)

@@ -10,6 +10,7 @@ from astropy import units as u
 from pydantic import Field, ValidationInfo, field_validator
 
 from skydelta.errors import InputError
+from skydelta.io.correlation import NoiseCorrelation
 from skydelta.io.exposure import Exposure
 from skydelta.io.planes import CORE_PLANES, MaskPlanes
 from skydelta.io.psf import Psf
@@ -17,8 +18,10 @@ from skydelta.io.sky import low_level
 from skydelta.kernels.backend import Array, to_host
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.resample import METHODS, TAPS, MaskBits, Method, PixelMap, Resampled, resample
+from skydelta.stages.align.chain import SkyChain
+from skydelta.stages.align.correlation import correlation
 from skydelta.stages.align.grids import ONE_GRID
-from skydelta.stages.align.mapping import pixel_map, shift_map
+from skydelta.stages.align.mapping import one_grid, pixel_map, shift_map
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 
 FILL = ("BAD", "CR", "NO_DATA")
@@ -128,6 +131,13 @@ class Align(Stage[AlignConfig]):
                 usable &= (aligned.mask & aligned.planes.bit(*FILL)) == 0
             weight = usable.astype(np.float32)
         return aligned, weight
+
+    def correlation(self, image: Exposure, onto: Exposure) -> NoiseCorrelation:
+        """How aligning correlates noise that is white in the image, in tiles of ``onto``: from the maps alone."""
+        copied = self._map(image, onto).shift is not None
+        evaluate = one_grid if self.config.aligned else SkyChain(image.wcs, onto.wcs)
+        method = "nearest" if copied else self.config.method
+        return correlation(evaluate, onto.shape, image.shape, method, self.config.pixfrac)
 
     def _resampled(
         self, ctx: Context, image: Exposure, onto: Exposure, empty: bool = False

@@ -114,6 +114,11 @@ def _by_points(evaluate: Evaluate) -> Lattices:
     return lattices
 
 
+def one_grid(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The map of images that are on one grid by agreement."""
+    return x, y
+
+
 def shift_map(
     target_shape: tuple[int, int], source_shape: tuple[int, int], sy: int = 0, sx: int = 0, way: str = "given"
 ) -> PixelMap:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import InputError
+from skydelta.io.correlation import NoiseCorrelation
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.resample import Method
 from skydelta.stages.align import only_of_drizzle
@@ -102,6 +103,7 @@ class Stack(Stage[StackConfig]):
         "stacked": Port(Exposure, "the stack"),
         "coverage": Port(Exposure, "number of exposures that each pixel is made of"),
         "weight": Port(Exposure, "sum of their weights"),
+        "correlation": Port(NoiseCorrelation, "how resampling correlates the noise, in tiles"),
         "table": Port(Table, "what was done to each exposure"),
     }
 

@@ -12,6 +12,7 @@ from astropy.table import Table
 from astropy.wcs import WCS
 
 from skydelta.errors import AlgorithmError, ConfigError, InputError, SkydeltaError
+from skydelta.io.correlation import NoiseCorrelation
 from skydelta.io.exposure import Exposure
 from skydelta.io.many import SHARE, free_memory
 from skydelta.io.outline import Outline, outline
@@ -23,10 +24,13 @@ from skydelta.kernels.combine import HALO, Band, Bits, Combined, Sums, Terms
 from skydelta.kernels.core.tiles import Box
 from skydelta.stages.align import Align
 from skydelta.stages.align.chain import SkyChain
+from skydelta.stages.align.correlation import correlation
 from skydelta.stages.align.grids import ONE_GRID, Grid, grid_of, mosaic, north_up
+from skydelta.stages.align.mapping import one_grid
 from skydelta.stages.base import Context
 from skydelta.stages.stack.cards import TIME_CARDS, filter_of, positive, stacked_header
 from skydelta.stages.stack.levels import BlockGrid, Levels, Matching, match, sky_rows
+from skydelta.stages.stack.noise import joined, tile_means
 from skydelta.stages.stack.scaling import GOOD, Measured, fit, measure, zero_point
 
 if TYPE_CHECKING:
@@ -60,6 +64,9 @@ class Waiting(NamedTuple):
         Of the alignment; ``copy`` was not interpolated.
     overlap : float
         Part of the target that the image covers.
+    power : float64 (ny, nx)
+        Mean in each tile of the noise's correlation of the variance of good pixels (1 without), unscaled, times the
+        squares of the weights of their drops.
     levels : Levels or None
     stars : Measured or None
     """
@@ -70,6 +77,7 @@ class Waiting(NamedTuple):
     has_variance: bool
     method: str
     overlap: float
+    power: np.ndarray
     levels: Levels | None
     stars: Measured | None
 
@@ -311,6 +319,10 @@ class Job:
         levels = None
         if config.background != "none" or config.method == "clipped":
             levels = blocks.levels(host.image, good, box)
+        drops = [to_host(share)] if self.drops else []
+        power = good.astype(np.float32)
+        for factor in ([] if variance is None else [variance]) + 2 * drops:
+            power = np.where(good, power * factor, np.float32(0))
         found = Waiting(
             one,
             box,
@@ -318,10 +330,10 @@ class Job:
             variance is not None,
             ctx.metrics["method"],
             ctx.metrics["overlap_fraction"] * box.shape[0] * box.shape[1] / (grid.shape[0] * grid.shape[1]),
+            tile_means(power, box, grid.shape),
             levels,
             measure(host) if measure_stars else None,
         )
-        drops = [to_host(share)] if self.drops else []
         return found, (host.image, mask, *([] if variance is None else [variance]), *drops)
 
     def _known_planes(self, image: Exposure) -> Exposure:
@@ -470,8 +482,20 @@ class Job:
             "stacked": stacked,
             "coverage": Exposure(combined.count.astype(np.float32), **alike),
             "weight": Exposure(combined.weight, **alike),
+            "correlation": self._correlation(waiting, weights * scaling.scale, grid),
             "table": Table(columns),
         }
+
+    def _correlation(self, waiting: list[Waiting], factors: np.ndarray, grid: Grid) -> NoiseCorrelation:
+        """How resampling correlates the noise of the stack, to which exposures add with these factors."""
+        parts, shares = [], []
+        for w, factor in zip(waiting, factors, strict=True):
+            evaluate = one_grid if self.config.aligned else SkyChain(w.outline.wcs, grid.wcs)
+            method = "nearest" if w.method == "copy" else self.config.resampling
+            shape, many = w.outline.shape, len(waiting)
+            parts.append(correlation(evaluate, grid.shape, shape, method, self.config.pixfrac, of_many=many))
+            shares.append(factor**2 * w.power)
+        return joined(parts, shares)
 
 
 def _corner(box: Box) -> tuple[int, int]:

@@ -285,7 +285,7 @@ def test_command_writes_all_planes(onto, compress, files, target):
     assert "110 x 80 px, lanczos3" in done.output
     want = skydelta.align(exposure, onto=(target, ONTO), method="lanczos3", device="cpu")
     with fits.open(out) as hdus:
-        assert [h.name for h in hdus[1:]] == ["SCI", "VAR", "DQ", "FOOTPRINT"]
+        assert [h.name for h in hdus[1:]] == ["SCI", "VAR", "DQ", "FOOTPRINT", "NOISECOR"]
         np.testing.assert_allclose(hdus["SCI"].data, want.image, atol=1e-5)
         np.testing.assert_allclose(hdus["VAR"].data, want.variance, rtol=1e-5)
         assert (hdus["DQ"].data == want.mask).all()

@@ -37,7 +37,7 @@ def test_file_holds_the_stack(run, night, tmp_path):
     assert all(p.name in result.stdout for p in night) and "clipped of 3" in result.stdout
     with fits.open(out, checksum=True) as hdus:
         names = [h.name for h in hdus]
-        assert names[1:4] == ["SCI", "VAR", "DQ"] and {"NEXP", "SUMW", "INPUTS"} <= set(names)
+        assert names[1:4] == ["SCI", "VAR", "DQ"] and {"NEXP", "SUMW", "NOISECOR", "INPUTS"} <= set(names)
         assert hdus["NEXP"].data.max() == 3 and hdus["SCI"].header["NCOMBINE"] == 3
         assert str(tmp_path) not in "".join(str(h.header) for h in hdus)
     table = Table.read(out, hdu="INPUTS")

@@ -98,7 +98,7 @@ def test_noise_of_many_dithers_is_that_of_fruchter_and_hook(pixfrac, scale, rng,
     wanted = r / (1 - 1 / (3 * r)) if r >= 1 else 1 / (1 - r / 3)
     shape, side = (150, 150), 30
     target = plane((int(130 / scale), int(130 / scale)), scale=scale)
-    sums, planes = [], []
+    sums, planes, factors = [], [], []
     for _ in range(8):
         images = []
         for k in range(16):
@@ -107,9 +107,14 @@ def test_noise_of_many_dithers_is_that_of_fruchter_and_hook(pixfrac, scale, rng,
             noise = rng.normal(size=shape).astype(np.float32)
             images.append(Exposure(noise, np.ones(shape, np.float32), wcs=wcs, id=str(k)))
         out, _ = stack(images, onto=target, method="mean", pixfrac=pixfrac)
+        factors.append(out["correlation"].factor.mean())
         n = [m // side * side for m in out["stacked"].shape]
         for where, plane_ in ((sums, out["stacked"].image), (planes, out["stacked"].variance)):
             where.append(plane_[: n[0], : n[1]].reshape(n[0] // side, side, n[1] // side, side).sum(axis=(1, 3)))
+    factor = np.mean(factors)
+    figure(
+        f"noise factor of a stack, pixfrac {pixfrac}, scale {scale}: over theory - 1", abs(factor / wanted - 1), 0.03
+    )
     found = np.sqrt(np.mean(np.square(sums)) / np.mean(planes))
     error = 1 / np.sqrt(2 * np.size(sums))
     figure(

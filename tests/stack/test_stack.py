@@ -388,7 +388,30 @@ def test_too_few_stars_are_said(rng):
 def test_public_function_takes_arguments_of_any_kind(rng):
     images = [flat(rng, id=str(k)) for k in range(2)]
     out = skydelta.stack((e for e in images), onto="north-up", method="mean", device="cpu", **PLAIN)
-    assert set(out) == {"stacked", "coverage", "weight", "table"}
+    assert set(out) == {"stacked", "coverage", "weight", "correlation", "table"}
     ccd = [e.to_ccddata() for e in images]
     again = skydelta.stack(ccd, onto="north-up", method="mean", device="cpu", **PLAIN)
     np.testing.assert_allclose(again["stacked"].image, out["stacked"].image, rtol=1e-6)
+
+
+@pytest.mark.parametrize("resampling", ["bspline3", "bilinear"])
+def test_noise_of_boxes_is_the_factor_times_the_variance_plane(resampling, rng, figure):
+    """Exposures of different depth, some of them copied: sums over 16 x 16 px of blank sky."""
+    field = grid_field(rng, fluxes=(-3, -2))
+    power, plain, found = [], [], []
+    for _ in range(12):
+        images = []
+        for k in range(4):
+            e = visit(field, rng, k, sky=0.0)
+            depth = np.float32(1 + 0.4 * k)
+            images.append(e.with_(image=e.image * depth, variance=e.variance * depth**2))
+        out, _ = stack(images, onto=plane(SHAPE), method="weighted", resampling=resampling, **PLAIN)
+        assert set(out["table"]["resampling"]) == {"copy", resampling}
+        inside = np.s_[38:262, 40:280]
+        image, variance = out["stacked"].image[inside], out["stacked"].variance[inside]
+        boxes = image.reshape(14, 16, 15, 16).sum(axis=(1, 3), dtype=float)
+        power.append((boxes**2).sum())
+        plain.append(variance.sum(dtype=float))
+        found.append(np.nanmean(out["correlation"].of_box(16, 16) ** 2))
+    ratio = np.sqrt(np.sum(power) / np.sum(plain) / np.mean(found))
+    figure(f"noise of 16 x 16 px of a stack of 4, {resampling}: over factor - 1", abs(ratio - 1), 0.05)
