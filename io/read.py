@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from astropy import units as u
 from astropy.io import fits
 from astropy.nddata import NDData
 
@@ -79,6 +80,7 @@ def read(
     Parameters
     ----------
     source : str, Path, bytes, file object, HDU, HDUList, CCDData, NDData, array (H, W), (array, header) or Exposure
+        Of arrays the mask of a masked one and the unit of a Quantity are kept.
         A path or http(s) URL may name an HDU: ``file.fits[SCI]``, ``file.fits[1]``. Bytes and binary file objects
         hold a whole file. A file opened by `skydelta.open` is taken too, and left open. A part of an image is
         ``file.fits[SCI][x1:x2,y1:y2]``, written as FITS tools do (first pixel 1, ends included): only the rows or
@@ -132,10 +134,10 @@ def read(
         if isinstance(source, NDData):
             draft = _from_nddata(source, dtype)
             given = given or {k: draft.stated[k] for k in UNCERTAINTIES.values() if k in draft.stated}
-            mask = draft.stated.get("mask") if mask is None else mask
             psf = draft.stated.get("psf") if psf is None else psf
         else:
             draft = _open(source, image, dtype, backend, stack, checks)
+        mask = draft.stated.get("mask") if mask is None else mask
         draft.checks = checks
         return _complete(draft, given, mask, psf, gain, read_noise, saturation, stack).to(backend)
 
@@ -210,6 +212,8 @@ def _from_array(array: Any, header: Any, dtype: str) -> Draft:
     if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
         raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
     cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
+    if isinstance(array, u.Quantity) and "BUNIT" not in cards:
+        cards["BUNIT"] = array.unit.to_string()
     native = pixels.dtype.newbyteorder("=")
     if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
         own = np.ascontiguousarray(pixels, native)
@@ -219,7 +223,8 @@ def _from_array(array: Any, header: Any, dtype: str) -> Draft:
     flags = Flags(MaskPlanes().bit("NO_DATA"))
     flags.apply(own)
     flags.native = native.name
-    return Draft(own, cards, flags, notes={"image": {"type": native.name}})
+    stated = {"mask": np.ma.getmaskarray(array)} if isinstance(array, np.ma.MaskedArray) else {}
+    return Draft(own, cards, flags, notes={"image": {"type": native.name}}, stated=stated)
 
 
 def _from_nddata(data: NDData, dtype: str) -> Draft:

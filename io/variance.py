@@ -35,9 +35,9 @@ AROUND, ALIKE = 5, 3.0
 """Blocks along a side of the square that is averaged over, and the largest difference in it, in robust standard
 deviations of that of neighbours."""
 
-LEAST, MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 FLOAT32 = f"{LEAST:.1e} to {MOST:.1e}"
-"""Positive numbers that float32 holds, and the same in words."""
+"""Positive numbers that float32 holds with all digits, and whose inverse it holds; the same in words."""
 
 SAMPLED = 200
 """Blocks that are enough for one number of the whole image."""

@@ -300,6 +300,9 @@ def _score_stack(
     return join_tiles(whitened, weighed["variance"], exact, weight, plain, signal, usable, edges[0], edges[1], pad)
 
 
+UNSCALED = 20
+"""Noise from 2^-20 to 2^20 is filtered in the image's own unit."""
+
 MATCHED_TILE = 256
 """One PSF for each tile of this side when an image is filtered for white noise, px."""
 
@@ -335,6 +338,7 @@ def matched_filter(
     float32 (H, W), NaN where not good.
     """
     backend = backend_of(image)
+    image, variance = _near_one(image, variance, good)
     grid = TileGrid(image.shape, MATCHED_TILE)
     psfs = to_host(render(*grid.centres()))
     half = max(psfs.shape[1:]) // 2
@@ -358,6 +362,18 @@ def matched_filter(
         return _filter_tile(spectra, tile.inner, size, image, variance, good)
 
     return map_tiles(filtered, (image, variance, good), grid, devices or DeviceSet.at_home(backend))
+
+
+def _near_one(image: Array, variance: Array, good: Array) -> tuple[Array, Array]:
+    """Image and variance in another unit where sums of 1 / V, or of D / V, could leave float32: by a power of two,
+    which changes no bit of their ratio.
+    """
+    xp = backend_of(image).xp
+    largest = float(xp.where(good, variance, np.float32(0)).max()) if image.size else 0.0
+    if not 0 < largest < np.inf or abs(power := round(np.log2(largest) / 2)) < UNSCALED:
+        return image, variance
+    unit = np.float32(2.0**-power)
+    return image * unit, variance * unit * unit
 
 
 def _matched_spectra(backend: Backend, psf: np.ndarray, correlation: np.ndarray | None, size: tuple[int, int]) -> Array:

@@ -184,12 +184,15 @@ def write(
         The folder cannot be written, the disk is full, the image has no pixels, the WCS no header form, or FITS no such
         type of pixels.
     ConfigError
-        A value of the compression is not allowed or has no effect, or the name asks for another compression.
+        No Exposure; a value of the compression is not allowed or has no effect; the name asks for another compression.
     """
+    given: object = exposure  # whatever the caller has
+    if not isinstance(given, Exposure):
+        raise ConfigError(f"write: a {type(given).__name__} is given; an Exposure is needed, as skydelta.read makes it")
     if compression is None:
         unused = {"quantise_level": quantise_level, "tile": tile}
-        if given := " and ".join(name for name, value in unused.items() if value is not None):
-            raise ConfigError(f"write: {given} without compression; 'RICE_1' or 'GZIP_2' is needed")
+        if idle := " and ".join(name for name, value in unused.items() if value is not None):
+            raise ConfigError(f"write: {idle} without compression; 'RICE_1' or 'GZIP_2' is needed")
     chosen = None if compression is None else Compression(compression, quantise_level, tile)
     write_hdus(path, exposure_hdus(exposure), chosen)
 

@@ -45,3 +45,17 @@ def test_constant_variance_is_no_other_case(figure):
         want = ndimage.correlate(image.astype(float), stamp, mode="constant") / (2 * np.sqrt((stamp * spread).sum()))
         inside = np.s_[20:-20, 20:-20]
         figure("matched filter less the sum in float64", np.abs(one - want)[inside].max() / want.max(), 2e-6)
+
+
+@pytest.mark.parametrize("power", [-60, -30, 30, 55])
+@pytest.mark.parametrize("constant", [True, False])
+def test_any_unit_of_the_pixels(power, constant):
+    """Of noise such as 1e-18 (flux densities in cgs units), 1 / V and its sums are beyond float32."""
+    rng = np.random.default_rng(9)
+    image = rng.normal(0, 2, (300, 270)).astype(np.float32)
+    variance = np.full_like(image, 4) if constant else rng.uniform(3, 5, image.shape).astype(np.float32)
+    good = rng.random(image.shape) > (-1 if constant else 0.02)
+    psf, unit = PixelPsf.constant(gaussian(1.5, 9), image.shape), np.float32(2.0**power)
+    one = matched_filter(image, variance, good, psf.render)
+    other = matched_filter(image * unit, variance * unit * unit, good, psf.render)
+    assert one.tobytes() == other.tobytes()

@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from astropy import units as u
 from astropy.io import fits
 from click.testing import CliRunner
 from support_io import make_exposure
@@ -87,3 +88,19 @@ def test_images_without_pixels_are_neither_written_nor_read(tmp_path, shape):
     with pytest.raises(InputError, match=rf"{shape[0]}, {shape[1]}\).*at least one pixel"):
         skydelta.write(Exposure(image), tmp_path / "e.fits")
     assert not any(tmp_path.iterdir())
+
+
+def test_arrays_are_no_exposures(tmp_path):
+    with pytest.raises(ConfigError, match="write: a ndarray is given; an Exposure is needed"):
+        skydelta.write(np.zeros((5, 6)), tmp_path / "e.fits")
+    assert not any(tmp_path.iterdir())
+
+
+def test_masks_and_units_of_arrays_are_kept(rng):
+    image = rng.normal(100, 3, (60, 50))
+    masked = np.ma.array(image, mask=image > 105)
+    found = skydelta.read(masked, device="cpu")
+    np.testing.assert_array_equal((found.mask & found.planes.bit("BAD")) != 0, image > 105)
+    assert not skydelta.read(masked, mask=np.zeros(image.shape, bool), device="cpu").mask.any()
+    assert skydelta.read(image * u.electron, device="cpu").unit == u.electron
+    assert skydelta.read((image * u.electron, fits.Header({"BUNIT": "adu"})), device="cpu").unit == u.adu
