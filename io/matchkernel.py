@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,11 +196,9 @@ class MatchKernel:
         if self.covariance is None:
             return float("nan")
         sums, terms = self.basis.sum(axis=(1, 2)), self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))[:, 0]
+        row, b, p = _basis_parameters(self.parameters)
         weight = np.zeros(len(self.parameters))
-        for k, name in enumerate(self.parameters):
-            if name[0] == "b":
-                b, p = name[1:].split("p")
-                weight[k] = sums[int(b)] * terms[int(p)]
+        weight[row] = sums[b] * terms[p]
         return float(np.sqrt(weight @ self.covariance @ weight))
 
     def spatial_terms(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -247,3 +246,11 @@ class MatchKernel:
             No variance, or another shape than the kernel's field.
         """
         return apply(self, exposure, correlation, lost_weight, leak)
+
+
+@lru_cache(8)
+def _basis_parameters(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places of the free parameters that belong to the basis, and the basis image and spatial term of each."""
+    of_basis = [(k, *name[1:].split("p")) for k, name in enumerate(names) if name[0] == "b"]
+    row, basis, term = np.array(of_basis, int).reshape(-1, 3).T
+    return row, basis, term

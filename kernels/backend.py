@@ -80,6 +80,12 @@ class Backend:
             return _module("skydelta.kernels.cuda.linalg").cholesky_solve(factor, b)
         return _module("scipy.linalg").cho_solve((factor, True), b, check_finite=False)
 
+    def gaussian_stack(self, planes: Array, sigma: float, mode: str, truncate: float = 4.0) -> Array:
+        """Planes (n, m, m) float32, each smoothed by a Gaussian of ``sigma`` px; ``mode`` as in `scipy.ndimage`."""
+        if self.is_gpu:
+            return _module("skydelta.kernels.cuda.linalg").gaussian_stack(planes, sigma, mode, truncate)
+        return self.ndimage.gaussian_filter(planes, (0, sigma, sigma), mode=mode, truncate=truncate)
+
     def asarray(self, a: Array, dtype: Any = None) -> Array:
         """``a`` on this backend, C-contiguous; copies only when it must move or change."""
         if not self.is_gpu:

@@ -24,6 +24,19 @@ FIT = register(
     )
 )
 
+LINEAR = register(
+    KernelSpec(
+        name="linear_dipole",
+        twin="skydelta.kernels.cpu.moment:linear_dipole",
+        launch="skydelta.kernels.cuda.fit:linear_dipole",
+        reference="skydelta.kernels.cpu.reference_fit:linear_dipole",
+        entries=(CudaEntry("fit.cu", "linear_dipole", (("0",), ("1",), ("3",))),),
+        halo="the stamp",
+        bytes_per_pixel=8.0,
+        tolerance=Tolerance(2e-3, 2e-3, "slopes by differences, and a centre within a hundredth of its error"),
+    )
+)
+
 SUBTRACT = register(
     KernelSpec(
         name="subtract_lobes",
@@ -55,6 +68,9 @@ BOUND = 5.0
 
 MAX_EVALUATIONS = 60
 
+TURNS, SETTLED = 20, 0.005
+"""Most of Newton's steps to the centre of a linear dipole, and how long the last is at most, in its errors."""
+
 BACKGROUNDS = {"none": 0, "constant": 1, "plane": 3}
 """Terms of each: the first of 1, x, y (px from the middle of the stamp)."""
 
@@ -67,6 +83,13 @@ class Status(IntEnum):
     SINGULAR = 2
     MAX_EVALUATIONS = 3
     NO_DATA = 4
+
+
+def of_background(values: np.ndarray, terms: int) -> np.ndarray:
+    """The last ``terms`` columns (n, 3), 0 where there are fewer."""
+    out = np.zeros((len(values), 3))
+    out[:, :terms] = values[:, values.shape[1] - terms :]
+    return out
 
 
 @dataclass(frozen=True)
@@ -123,22 +146,39 @@ class LobeFit:
     @property
     def background(self) -> np.ndarray:
         """float64 (n, 3): its level in the middle of the stamp and slopes per px; 0 where it has none."""
-        return self.of_background(self.parameters)
+        return of_background(self.parameters, self.terms)
 
     @property
     def background_errors(self) -> np.ndarray:
         """float64 (n, 3): of these."""
-        return self.of_background(self.errors)
-
-    def of_background(self, values: np.ndarray) -> np.ndarray:
-        """The last ``terms`` columns (n, 3), 0 where there are fewer."""
-        out = np.zeros((len(values), 3))
-        out[:, : self.terms] = values[:, values.shape[1] - self.terms :]
-        return out
+        return of_background(self.errors, self.terms)
 
     def take(self, rows: np.ndarray | slice) -> LobeFit:
         """Some of the fits; those of a slice share its arrays."""
         return LobeFit(*(values[rows] for values in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class LinearDipole:
+    """Result of `linear_dipole`, on the host, float64.
+
+    Attributes
+    ----------
+    chi2 : (n,)
+        NaN where there are too few pixels.
+    place, error : (n, 2)
+        x, y of the centre from the middle of the stamp, px, and their standard deviations.
+    moment : (n, 3 + b)
+        Flux, moment_x, moment_y, terms of the background.
+    covariance : (n, 3 + b, 3 + b)
+        Of these, with what the centre's error adds.
+    """
+
+    chi2: np.ndarray
+    place: np.ndarray
+    error: np.ndarray
+    moment: np.ndarray
+    covariance: np.ndarray
 
 
 def spline_coefficients(psf: Array) -> Array:
@@ -199,3 +239,29 @@ def fit_lobes(
         Of the background: one of the values of `BACKGROUNDS`.
     """
     return LobeFit(*implementation(FIT, backend_of(data))(data, weight, psf, start, stamp, limit, terms))
+
+
+def linear_dipole(
+    data: Array, weight: Array, psf: Array, start: np.ndarray, width: np.ndarray, stamp: np.ndarray, terms: int = 1
+) -> LinearDipole:
+    """Fit m(x) = F P(x - c) - M . grad P(x - c) + b to stamps, c free: what two lobes are that are nearly one.
+
+    Everything but c is linear and solved at each place; c by Newton's steps, with slopes and curvatures of chi2 from
+    places beside it. No centre is further than `BOUND` from its start, along either axis.
+
+    Parameters
+    ----------
+    data, weight, psf
+        As in `fit_lobes`.
+    start : float64 (n, 2)
+        x, y of the centre from the middle of the stamp, px.
+    width : float64 (n,)
+        Sigma of the PSF, px: no step is longer.
+    stamp : int (n,)
+        Which stamp each fit is about.
+    terms : int
+        Of the background: one of the values of `BACKGROUNDS`.
+    """
+    rows = implementation(LINEAR, backend_of(data))(data, weight, psf, start, width, stamp, terms)
+    n = 3 + terms
+    return LinearDipole(rows[:, 0], rows[:, 1:3], rows[:, 3:5], rows[:, 5 : 5 + n], rows[:, 5 + n :].reshape(-1, n, n))

@@ -19,6 +19,7 @@ from skydelta.io.field import Domain, count_terms, polynomial_exponents, polynom
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.background import BLOCK, LARGEST, blank_sky, block_scores, cell_statistics
 from skydelta.kernels.core.tiles import TileGrid
+from skydelta.kernels.cpu.jit import inline, serial
 from skydelta.kernels.polynomial import product_plane
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.robust import levels, median
@@ -71,7 +72,7 @@ class Background(Stage[BackgroundConfig]):
     """
 
     name = "background"
-    version = 2
+    version = 3
     inputs = {"image": Port(Exposure, "image with its sky")}
     outputs = {"image": Port(Exposure, "sky-subtracted image", replaces="image")}
 
@@ -224,45 +225,80 @@ def fit_cells(medians: np.ndarray, count: np.ndarray, sigma: np.ndarray, terms: 
         raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
     known = s[use & (s > 0)]
     weight = weight / np.where(s > 0, s, median(known) if known.size else 1.0) ** 2
-    root = np.sqrt(weight)
     level = median(values[use])
     values = np.where(use, values - level, 0.0)
-    coefficients = np.zeros(terms.shape[1])
-    order = next(k for k in itertools.count() if count_terms(k) >= len(coefficients))
-    kept = use
-    for _ in range(10):
-        degree, own = order, terms[kept]
-        while degree and not _determined(own[:, : count_terms(degree)]):
-            degree -= 1
-        n = count_terms(degree)
-        own = own[:, :n]
-        left = own.T * weight[kept]
-        matrix, here = left @ own, values[kept]
-        coefficients[:] = 0
-        coefficients[:n] = np.linalg.solve(matrix, left @ here)
-        # once more for what is left: normal equations alone lose digits
-        coefficients[:n] += np.linalg.solve(matrix, left @ (here - own @ coefficients[:n]))
-        off = np.abs(values - terms @ coefficients) * root
-        new = use & (off <= 3 * max(1.4826 * float(median(off[kept])), 1.0))
-        if (new == kept).all():
-            break
-        kept = new
+    order = next(k for k in itertools.count() if count_terms(k) >= terms.shape[1])
+    counts = np.array([count_terms(k) for k in range(order + 1)])
+    coefficients = _robust(values, weight, use, np.ascontiguousarray(terms), counts, CONDITION)
     coefficients[0] += level
     return coefficients
+
+
+@inline
+def _normal(terms, weight, kept, n_p):
+    """sum w t t^T over the kept ones of places with terms (n, at least n_p)."""
+    matrix = np.zeros((n_p, n_p))
+    for i in range(len(terms)):
+        if kept[i]:
+            for p in range(n_p):
+                for q in range(p + 1):
+                    matrix[p, q] += weight[i] * terms[i, p] * terms[i, q]
+    for p in range(n_p):
+        for q in range(p):
+            matrix[q, p] = matrix[p, q]
+    return matrix
+
+
+@serial
+def _robust(values, weight, use, terms, counts, condition):
+    """Coefficients (n_p,) of values (n,) less their level on terms (n, n_p); ``counts`` terms has each degree."""
+    n, found, kept, off = len(values), np.zeros(terms.shape[1]), use.copy(), values.copy()
+    for _ in range(10):
+        degree = len(counts) - 1
+        while degree:
+            # two rows of cells say nothing of a curvature
+            squared = np.linalg.eigvalsh(_normal(terms, np.ones(n), kept, counts[degree]))
+            if kept.sum() >= 2 * counts[degree] and squared[-1] < condition**2 * squared[0]:
+                break
+            degree -= 1
+        n_p = counts[degree]
+        matrix = _normal(terms, weight, kept, n_p)
+        found[:] = 0
+        for _ in range(2):  # once more for what is left: normal equations alone lose digits
+            right = np.zeros(n_p)
+            for i in range(n):
+                off[i] = values[i]
+                for p in range(n_p):
+                    off[i] -= found[p] * terms[i, p]
+                if kept[i]:
+                    for p in range(n_p):
+                        right[p] += weight[i] * off[i] * terms[i, p]
+            right = np.linalg.solve(matrix, right)
+            for p in range(n_p):
+                found[p] += right[p]
+        left, count, changed = np.empty(n), 0, False
+        for i in range(n):
+            off[i] = values[i]
+            for p in range(n_p):
+                off[i] -= found[p] * terms[i, p]
+            off[i] = abs(off[i]) * np.sqrt(weight[i])
+            if kept[i]:
+                left[count] = off[i]
+                count += 1
+        limit = 3 * max(1.4826 * np.median(left[:count]), 1.0)
+        for i in range(n):
+            keep = use[i] and off[i] <= limit
+            changed |= keep != kept[i]
+            kept[i] = keep
+        if not changed:
+            break
+    return found
 
 
 @functools.lru_cache(16)
 def _terms(grid: TileGrid, domain: Domain, order: int) -> np.ndarray:
     """Polynomial terms at the centres of cells: float64 (n, n_p)."""
     return np.ascontiguousarray(polynomial_terms(*domain.uv(*grid.centres()), order).T)
-
-
-def _determined(terms: np.ndarray) -> bool:
-    """Whether cells with these terms (n, n_p) tell them apart: two rows of cells say nothing of a curvature."""
-    if len(terms) < 2 * terms.shape[1]:
-        return False
-    squared = np.linalg.eigvalsh(terms.T @ terms)
-    return bool(squared[-1] < CONDITION**2 * squared[0])
 
 
 def _cell(shape: tuple[int, int]) -> int:

@@ -31,7 +31,7 @@ from skydelta.stages.lobes import (
     Stamps,
     dipole_columns,
     fit_dipoles,
-    linear_dipole,
+    linear_columns,
     positive_first,
     settled,
     single_columns,
@@ -81,7 +81,7 @@ class Fit(Stage[FitConfig]):
     """
 
     name = "fit"
-    version = 4
+    version = 5
     inputs = {
         "image": Port(Exposure, "difference with white noise, its variance and PSF"),
         "catalog": Port(Catalog, "detections"),
@@ -344,7 +344,7 @@ def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Li
         two = {name: column[at] for name, column in rows.items()}
         for k, axis in enumerate("xy"):
             two[axis] = two[axis] - own.middle[batch, k]
-        linear = linear_dipole(own, batch, np.stack([two["x"], two["y"]], 1), sigma)
+        linear = linear_columns(own, batch, np.stack([two["x"], two["y"]], 1), sigma)
         columns = settled(two, linear, linear["chi2"] - two["chi2"])
         for k, axis in enumerate("xy"):
             columns[axis] = columns[axis] + own.middle[batch, k]

@@ -12,7 +12,7 @@ import numpy as np
 
 from skydelta.io.catalog import bits
 from skydelta.kernels.backend import Array, backend_of, to_host
-from skydelta.kernels.fit import LobeFit, Status, fit_lobes
+from skydelta.kernels.fit import LobeFit, Status, fit_lobes, linear_dipole, of_background
 
 SEPARATIONS = (2.5, 1.0)
 """Lobe distances tried along the dipole moment, PSF sigma."""
@@ -38,8 +38,8 @@ At a given place that has as many as a free PSF."""
 MERGED = 2.0
 """Lobes that ran into one win over others where their chi2 is lower by more than this: the AIC of a parameter."""
 
-TURNS, SETTLED = 6, 0.5
-"""Most of Newton's steps to the centre of the linear dipole, and how long the last is at most, in its errors."""
+TOGETHER = 1024
+"""So many dipoles are fitted on a device from all their starts at once; no result depends on it."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,17 @@ def single_columns(psf: LobeFit) -> dict[str, np.ndarray]:
         "flags": np.where(fitted, 0, bits("NO_FIT")) | status_flags(psf.status),
         "x_err": error[:, 1],
         "y_err": error[:, 2],
-        **{name: np.where(fitted, v, np.nan) for name, v in background_columns(psf).items()},
+        **{
+            name: np.where(fitted, v, np.nan)
+            for name, v in background_columns(psf.background, psf.background_errors).items()
+        },
         "chi2": np.where(fitted, psf.chi2, np.nan),
         "dof": np.maximum(pixels - PSF_FREE - psf.terms, 0),
         "bic": np.where(fitted, psf.chi2 + (PSF_FREE + psf.terms) * np.log(np.maximum(pixels, 1)), np.nan),
         "n_eval": psf.evaluations.copy(),
         "status": psf.status.copy(),
         "sharpness": psf.sharpness,
-        **moment_columns(psf),
+        **moment_columns(psf.moment, psf.moment_covariance),
     }
     rows["model"][~fitted] = "none"
     rows.update(zip(LOBES, np.full((len(LOBES), n), np.nan), strict=True))
@@ -123,21 +126,17 @@ def status_flags(status: np.ndarray) -> np.ndarray:
 BACKGROUND = ("background", "background_x", "background_y")
 
 
-def background_columns(fit: LobeFit, linear: bool = False) -> dict[str, np.ndarray]:
-    """Level in the middle of the stamp and slopes per px with their errors, of the fit or of its linear dipole."""
-    values, errors = fit.background, fit.background_errors
-    if linear:
-        spread = np.diagonal(fit.moment_covariance, axis1=1, axis2=2)
-        values, errors = fit.of_background(fit.moment), fit.of_background(np.sqrt(spread))
+def background_columns(values: np.ndarray, errors: np.ndarray) -> dict[str, np.ndarray]:
+    """Level in the middle of the stamp and slopes per px (n, 3), with their errors."""
     columns = zip(BACKGROUND, values.T, errors.T, strict=True)
     return {n: v for name, value, error in columns for n, v in ((name, value), (f"{name}_err", error))}
 
 
-def moment_columns(fit: LobeFit) -> dict[str, np.ndarray]:
-    c = fit.moment_covariance
+def moment_columns(moment: np.ndarray, c: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of the linear dipole's parameters (n, 3 + b) and their covariance (n, 3 + b, 3 + b)."""
     return {
-        "moment_x": fit.moment[:, 1],
-        "moment_y": fit.moment[:, 2],
+        "moment_x": moment[:, 1],
+        "moment_y": moment[:, 2],
         "moment_xx": c[:, 1, 1],
         "moment_xy": c[:, 1, 2],
         "moment_yy": c[:, 2, 2],
@@ -178,20 +177,26 @@ def fit_dipoles(
         here = stamps.start[row[which]]
         return np.stack([here + half, here - half], 1)
 
-    every = np.arange(len(row))
+    every, across = np.arange(len(row)), along[:, ::-1] * np.array([-1, 1])
     seen = np.isfinite(stamps.lobes[row]).all(axis=(1, 2))
-    wide = about(every, SEPARATIONS[0], along)
-    first = stamps.fit(np.where(seen[:, None, None], stamps.lobes[row], wide), row)
-    rest = np.flatnonzero(~_settled(first)) if known else every
-    if not len(rest):
-        return first
-    other, blind = wide[rest], np.flatnonzero(~seen[rest])
-    across = along[:, ::-1] * np.array([-1, 1])
-    other[blind] = about(rest[blind], SEPARATIONS[0], across) if seek is None else seek(row[rest[blind]])
-    starts = [about(rest, SEPARATIONS[1], along), other]
-    others = stamps.fit(np.concatenate(starts), np.tile(row[rest], len(starts)))
-    fits = joined(first.take(rest), others)
-    return put(first, rest, fits.take(best_of(fits, len(rest), MERGED)))
+    wide, narrow = about(every, SEPARATIONS[0], along), about(every, SEPARATIONS[1], along)
+    first = np.where(seen[:, None, None], stamps.lobes[row], wide)
+    if seek is None and backend_of(stamps.data).is_gpu and len(row) <= TOGETHER:
+        # a device has room for all starts beside each other, and every wait for it counts
+        other = np.where(seen[:, None, None], wide, about(every, SEPARATIONS[0], across))
+        fits = stamps.fit(np.concatenate([first, narrow, other]), np.tile(row, 3))
+        best = fits.take(every)
+        rest = np.flatnonzero(~_settled(best)) if known else every
+        fits = fits.take((rest + len(row) * np.arange(3)[:, None]).ravel())
+    else:
+        best = stamps.fit(first, row)
+        rest = np.flatnonzero(~_settled(best)) if known else every
+        if not len(rest):
+            return best
+        other, blind = wide[rest], np.flatnonzero(~seen[rest])
+        other[blind] = about(rest[blind], SEPARATIONS[0], across) if seek is None else seek(row[rest[blind]])
+        fits = joined(best.take(rest), stamps.fit(np.concatenate([narrow[rest], other]), np.tile(row[rest], 2)))
+    return put(best, rest, fits.take(best_of(fits, len(rest), MERGED)))
 
 
 def _settled(dipole: LobeFit) -> np.ndarray:
@@ -244,69 +249,24 @@ def unit(v: np.ndarray) -> np.ndarray:
     return v / np.maximum(np.hypot(*v.T), 1e-300)[:, None]
 
 
-def linear_dipole(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float | np.ndarray) -> dict[str, Any]:
-    """Flux, moment and position of the linear dipole with its centre free, and chi2 and background with them.
+def linear_columns(stamps: Stamps, row: np.ndarray, middle: np.ndarray, sigma: float | np.ndarray) -> dict[str, Any]:
+    """Flux, moment and position of the linear dipole of some rows, its centre free, and chi2 and background with them.
 
-    Newton's steps along and across the moment from ``middle`` (n, 2), with slopes and curvatures of chi2 from places
-    beside it. The curvatures give the errors of the centre, which those of flux and moment contain.
+    The centre starts at ``middle`` (n, 2); ``sigma`` is that of the PSF, px.
     """
-
-    def about(which: np.ndarray, *at: np.ndarray) -> list[LobeFit]:
-        fit, n = stamps.fit(np.concatenate(at)[:, None], np.tile(row[which], len(at)), limit=1), len(which)
-        return [fit.take(slice(k * n, (k + 1) * n)) for k in range(len(at))]
-
-    n = len(row)
-    width, live, at = np.broadcast_to(np.asarray(sigma, float), n), np.arange(n), middle.copy()
-    best = joined(*about(live, at))
-
-    def better(which: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Go where chi2 is lower; says where it is not."""
-        nonlocal best
-        (trial,) = about(which, place)
-        lower = trial.moment_chi2 < best.moment_chi2[which]
-        best = put(best, which[lower], trial.take(lower))
-        at[which[lower]] = place[lower]
-        return ~lower
-
-    axes, curve, slope = np.empty((n, 2, 2)), np.empty((n, 2)), np.empty((n, 2, 3 + stamps.terms))
-    for _ in range(TURNS):
-        here, h, limit = best.take(live), 0.02 * width[live], width[live]
-        along = unit(here.moment[:, 1:3])
-        axes[live] = np.stack([along, along[:, ::-1] * np.array([-1, 1])], 1)
-        step, move = h[:, None, None] * axes[live], np.empty((len(live), 2))
-        beside = about(live, *(at[live] + sign * step[:, k] for k in (0, 1) for sign in (1, -1)))
-        for k, (after, before) in enumerate((beside[:2], beside[2:])):
-            up, bend = after.moment_chi2 - before.moment_chi2, after.moment_chi2 + before.moment_chi2
-            bend, least = (bend - 2 * here.moment_chi2) / h**2, 2 / limit**2
-            curve[live, k] = np.where(bend > least, bend, least)
-            slope[live, k] = (after.moment - before.moment) / (2 * h)[:, None]
-            # where chi2 has no minimum nearby: downhill
-            move[:, k] = np.clip(
-                np.where(bend > least, -up / (2 * h * curve[live, k]), -np.sign(up) * limit), -limit, limit
-            )
-        far = (np.abs(move) * np.sqrt(curve[live] / 2)).max(axis=1)
-        step = (move[:, :, None] * axes[live]).sum(axis=1)
-        stuck = better(live, at[live] + step)
-        again = np.flatnonzero(stuck & (far > SETTLED))
-        if len(again):
-            stuck[again] = better(live[again], at[live[again]] + 0.25 * step[again])
-        live = live[(far > SETTLED) & ~stuck]
-        if not len(live):
-            break
-    spread = 2 / curve
-    extra = np.einsum("nk,nki,nkj->nij", spread, slope, slope)
-    best = replace(best, moment_covariance=best.moment_covariance + extra)
-    x_err, y_err = np.sqrt(np.einsum("nk,nki->in", spread, axes**2))
+    width = np.broadcast_to(np.asarray(sigma, float), len(row))
+    found = linear_dipole(stamps.data, stamps.weight, stamps.psf, middle, width, row, stamps.terms)
+    errors = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2))
     return {
-        "x": at[:, 0],
-        "y": at[:, 1],
-        "x_err": x_err,
-        "y_err": y_err,
-        "flux": best.moment[:, 0],
-        "flux_err": np.sqrt(best.moment_covariance[:, 0, 0]),
-        **background_columns(best, linear=True),
-        "chi2": best.moment_chi2,
-        **moment_columns(best),
+        "x": found.place[:, 0],
+        "y": found.place[:, 1],
+        "x_err": found.error[:, 0],
+        "y_err": found.error[:, 1],
+        "flux": found.moment[:, 0],
+        "flux_err": errors[:, 0],
+        **background_columns(of_background(found.moment, stamps.terms), of_background(errors, stamps.terms)),
+        "chi2": found.chi2,
+        **moment_columns(found.moment, found.covariance),
     }
 
 
@@ -320,7 +280,7 @@ def settled(two: dict[str, Any], linear: dict[str, Any], gain: np.ndarray) -> di
     Parameters
     ----------
     two, linear : dict
-        `dipole_columns` and `linear_dipole` of the same rows.
+        `dipole_columns` and `linear_columns` of the same rows.
     gain : (n,)
         chi2 of the linear dipole less that of the lobes, in units of the noise.
     """
@@ -405,7 +365,7 @@ def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
         "flux_err": errors["flux"],
         "x_err": errors["x"],
         "y_err": errors["y"],
-        **background_columns(fit),
+        **background_columns(fit.background, fit.background_errors),
         "chi2": fit.chi2,
         "n_eval": fit.evaluations,
         "status": fit.status,

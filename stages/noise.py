@@ -176,14 +176,14 @@ def _blocks(count: int, *exposures: Exposure) -> tuple[Array, Array, Array, tupl
 
 def _normalised(backend: Backend, image: Array, variance: Array, good: Array, limit: float) -> tuple[Array, Array]:
     """Blocks (n, side, side) over their noise, medians taken off, and which of their pixels are blank."""
-    xp, nd = backend.xp, backend.ndimage
+    xp = backend.xp
     with np.errstate(invalid="ignore", divide="ignore"):
         z = image / xp.sqrt(variance)
     z = xp.where(good, z - _cells(z, good)[0], np.float32(0))
-    smooth = nd.gaussian_filter(z, (0, 1.5, 1.5), mode="nearest")
+    smooth = backend.gaussian_stack(z, 1.5, "nearest")
     # a block without statistics (NaN) has no quiet pixel
     quiet = xp.abs(smooth) <= np.float32(limit) * _cells(smooth, good)[1]
-    return z, good & (nd.minimum_filter(quiet.view(np.uint8), (1, 7, 7)) > 0)
+    return z, good & (backend.ndimage.minimum_filter(quiet.view(np.uint8), (1, 7, 7)) > 0)
 
 
 def _cells(blocks: Array, good: Array) -> tuple[Array, Array, Array]:

@@ -70,7 +70,7 @@ class MeasurePsf(Stage[PsfConfig]):
     """
 
     name = "psf"
-    version = 2
+    version = 3
     inputs = {"image": Port(Exposure, "sky-subtracted image")}
     outputs = {
         "image": Port(Exposure, "the image with its PSF", replaces="image"),

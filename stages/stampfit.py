@@ -30,7 +30,7 @@ from skydelta.stages.lobes import (
     fit_dipoles,
     forced_fit,
     joined,
-    linear_dipole,
+    linear_columns,
     peaks,
     positive_first,
     put,
@@ -468,7 +468,7 @@ def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, kn
     middle = np.stack([two["x"], two["y"]], 1)
     # lobes that ran away from each other leave nothing to begin with; those that ran into one show the place
     near = np.abs(middle - start).max(axis=1) < BOUND
-    linear = linear_dipole(own, rows, np.where(near[:, None], middle, start), sigma[rows])
+    linear = linear_columns(own, rows, np.where(near[:, None], middle, start), sigma[rows])
     gain = linear["chi2"] - found.chi2[rows]
     if not known:
         pixels = found.pixels[rows] - own.terms

@@ -96,7 +96,7 @@ class Found:
         names[(degenerate & (fit.status == Status.CONVERGED)) | merged] = DEGENERATE
         pixels = np.maximum(fit.pixels, 1)
         chi2 = np.where(merged, linear["chi2"], fit.chi2) if linear else fit.chi2
-        background = background_columns(fit)
+        background = background_columns(fit.background, fit.background_errors)
         if linear:
             background = {name: np.where(merged, linear[name], values) for name, values in background.items()}
         quality = chi2 if self.known else pixels * np.log(np.maximum(chi2 / pixels, 1e-300))

@@ -12,7 +12,7 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.field import Domain, polynomial_terms
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.convolve import gaussian_taps
-from skydelta.kernels.cpu.jit import serial
+from skydelta.kernels.cpu.jit import inline, serial
 from skydelta.kernels.stars import (
     light_peaks,
     neighbours,
@@ -405,37 +405,26 @@ def _smooth_field(
     """Robust quadratic over the field through the values in use, at all positions, and the scatter around it."""
     terms = polynomial_terms(*Domain.of(shape).uv(x, y), 2)
     basis, values = np.ascontiguousarray(terms[:, use].T), values[use]
-    kept, residual = np.ones(len(values), bool), np.empty(len(values))
-    # the first one is a constant
-    solution = np.array([median(values), 0, 0, 0, 0, 0])
-    for step in range(6):
-        _residuals(basis, values, solution, residual)
-        left = residual[kept]
-        spread = 1.4826 * float(median(np.abs(left - median(left))))
-        count, changed, normal, right = _field_step(basis, values, residual, max(3 * spread, 0.02), kept)
-        if count < 12 or (step and not changed):
-            break
-        # least norm where the stars lie on a line
-        solution = np.linalg.lstsq(normal, right, rcond=1e-14)[0]
+    solution, spread = _field(basis, values)
     return solution @ terms, spread
 
 
-@serial
-def _residuals(basis, values, solution, residual):
-    """What a solution leaves of values (n,), in place; ``basis`` is (n, n_p)."""
+@inline
+def _field_step(basis, values, solution, kept):
+    """The scatter of the kept values (n,) about a solution, which of all to keep then (in place; their number and
+    whether they are others than before), and the normal equations of these. ``basis`` is (n, n_p)."""
     n, n_p = basis.shape
+    residual, left, count = np.empty(n), np.empty(n), 0
     for i in range(n):
         residual[i] = values[i]
         for p in range(n_p):
             residual[i] -= solution[p] * basis[i, p]
-
-
-@serial
-def _field_step(basis, values, residual, limit, kept):
-    """Which values to keep now (in place; their number and whether they are others than before), and the normal
-    equations of these. ``basis`` is (n, n_p)."""
-    n, n_p = basis.shape
-    count, changed = 0, False
+        if kept[i]:
+            left[count] = residual[i]
+            count += 1
+    left = left[:count]
+    spread = 1.4826 * np.median(np.abs(left - np.median(left)))
+    limit, count, changed = max(3 * spread, 0.02), 0, False
     normal, right = np.zeros((n_p, n_p)), np.zeros(n_p)
     for i in range(n):
         keep = abs(residual[i]) <= limit
@@ -450,4 +439,18 @@ def _field_step(basis, values, residual, limit, kept):
     for p in range(n_p):
         for q in range(p):
             normal[q, p] = normal[p, q]
-    return count, changed, normal, right
+    return spread, count, changed, normal, right
+
+
+@serial
+def _field(basis, values):
+    """Coefficients of a robust polynomial through values (n,) and the scatter around it; ``basis`` is (n, n_p)."""
+    kept, solution = np.ones(len(values), np.bool_), np.zeros(basis.shape[1])
+    solution[0] = np.median(values)  # the first one is a constant
+    for step in range(6):
+        spread, count, changed, normal, right = _field_step(basis, values, solution, kept)
+        if count < 12 or (step and not changed):
+            break
+        # least norm where the stars lie on a line
+        solution = np.linalg.lstsq(normal, right, 1e-14)[0]
+    return solution, spread

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.ndimage import map_coordinates
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize
 
 from skydelta.kernels.fit import BOUND, Status
 
@@ -122,6 +122,41 @@ def fit_lobes(
     moment = (np.array(a) for a in zip(*moments, strict=True))
     counts = (evaluations, status, (root > 0).sum(axis=(1, 2)))
     return parameters, covariance, chi2, *(a.astype(np.int32) for a in counts), *moment, sharpness
+
+
+def linear_dipole(
+    data: np.ndarray,
+    weight: np.ndarray,
+    psf: np.ndarray,
+    start: np.ndarray,
+    width: np.ndarray,
+    stamp: np.ndarray,
+    terms: int = 1,
+) -> np.ndarray:
+    """The centre by the simplex method; all parameters' covariance from the whole model's curvature there."""
+    root, out = np.sqrt(np.asarray(weight, float)), np.full((len(start), 5 + (3 + terms) * (4 + terms)), np.nan)
+    for row, k, at, sigma in zip(out, stamp, start, width, strict=True):
+        if not root[k].any():
+            row[1:3] = at
+            continue
+
+        def solved(place: np.ndarray, k: int = k) -> tuple:
+            return _moment(np.asarray(data[k], float), root[k], psf[k], terms, *place)
+
+        options = {"xatol": 1e-6, "fatol": 1e-10, "initial_simplex": at + 0.3 * np.array([(0, 0), (1, 0), (0, 1)])}
+        place = minimize(lambda q, f=solved: f(q)[2], at, method="Nelder-Mead", options=options).x
+        h = 0.004 * sigma
+        around = {(i, j): solved(place + h * np.array([i, j])) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+        chi2 = {at: values[2] for at, values in around.items()}
+        mixed = (chi2[1, 1] + chi2[-1, -1] - chi2[1, -1] - chi2[-1, 1]) / 4
+        xx, yy = (chi2[i, j] + chi2[-i, -j] - 2 * chi2[0, 0] for i, j in ((1, 0), (0, 1)))
+        spread = 2 * np.linalg.inv(np.array([[xx, mixed], [mixed, yy]]) / h**2)
+        change = np.stack([(around[i, j][0] - around[-i, -j][0]) / (2 * h) for i, j in ((1, 0), (0, 1))])
+        moment, covariance, least = around[0, 0]
+        row[:] = np.concatenate(
+            [[least], place, np.sqrt(np.diag(spread)), moment, (covariance + change.T @ spread @ change).ravel()]
+        )
+    return out
 
 
 def subtract_lobes(

@@ -2,6 +2,7 @@
 // One block a fit, the whole optimisation inside: lanes take columns, warps bands of rows; their sums are added in a
 // fixed order, and one thread decides where to look next.
 #include "fit.cuh"
+#include "moment.cuh"
 
 constexpr int WARPS = 4;
 
@@ -40,6 +41,35 @@ __device__ void sum_rows(const float* data, const float* weight, const double* p
     fold<END - BEGIN, 16>(own.s + BEGIN, 0, END - BEGIN, part + BEGIN);
 }
 
+// What a block needs to sum a stamp.
+template <int K, int B>
+struct Scratch {
+    Taps taps[2 * K];
+    double part[WARPS][Sums<K, B>::COUNT];
+    Sums<K, B> sums;
+};
+
+// Sums of a stamp with its lobes at `place`; the block waits for that before, and for the sums at the end.
+template <int K, int B>
+__device__ __noinline__ void sum_stamp(const float* data, const float* weight, const double* psf, const double* place, int s,
+                          int p, Scratch<K, B>& to)
+{
+    constexpr int N = 3 * K + B, COUNT = Sums<K, B>::COUNT, SPLIT = N > 7 ? 3 : N + 1;
+    const int thread = threadIdx.x, warp = thread / 32;
+    __syncthreads();
+    if (thread < 2 * K) to.taps[thread].place(place[thread], s, p);
+    __syncthreads();
+    sum_rows<K, B, 0, SPLIT>(data, weight, psf, p, s, to.taps, to.part[warp]);
+    if constexpr (SPLIT <= N) sum_rows<K, B, SPLIT, N + 1>(data, weight, psf, p, s, to.taps, to.part[warp]);
+    __syncthreads();
+    if (thread < COUNT) {
+        double total = 0;
+        for (int w = 0; w < WARPS; ++w) total += to.part[w][thread];
+        to.sums.s[thread] = total;
+    }
+    __syncthreads();
+}
+
 // start: for each fit x, y of its lobes, then the number of its stamp. out: for each fit chi2, evaluations, status,
 // pixels, parameters, covariance; with one lobe then chi2, flux, x, y, background, covariance of the moment, sharpness.
 template <int K, int B>
@@ -47,13 +77,12 @@ __global__ void __launch_bounds__(32 * WARPS)
 fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, const double* __restrict__ psf,
           const double* __restrict__ start, int s, int p, double bound, int limit, double* __restrict__ out)
 {
-    constexpr int N = 3 * K + B, COUNT = Sums<K, B>::COUNT, MOMENT = 1 + N + N * N;
+    constexpr int N = 3 * K + B, MOMENT = 1 + N + N * N;
     constexpr int ROW = 4 + N + N * N + (K == 1 ? MOMENT + 1 : 0);
     __shared__ Optimiser<K, B> fit;
-    __shared__ Sums<K, B> sums;
-    __shared__ Taps taps[2 * K];
-    __shared__ double part[WARPS][COUNT], matrix[N * N];
-    const int thread = threadIdx.x, warp = thread / 32;
+    __shared__ Scratch<K, B> scratch;
+    __shared__ double matrix[N * N];
+    const int thread = threadIdx.x;
     start += blockIdx.x * (2 * K + 1LL);
     out += blockIdx.x * (long long)ROW;
     const long long stamp = (long long)start[2 * K];
@@ -63,27 +92,15 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
     if (thread == 0) fit.begin(start, bound, limit);
     KEEP_LOOP
     do {
-        __syncthreads();
-        if (thread < 2 * K) taps[thread].place(fit.trial[thread], s, p);
-        __syncthreads();
-        constexpr int SPLIT = N > 7 ? 3 : N + 1;
-        sum_rows<K, B, 0, SPLIT>(data, weight, psf, p, s, taps, part[warp]);
-        if constexpr (SPLIT <= N) sum_rows<K, B, SPLIT, N + 1>(data, weight, psf, p, s, taps, part[warp]);
-        __syncthreads();
-        if (thread < COUNT) {
-            double total = 0;
-            for (int w = 0; w < WARPS; ++w) total += part[w][thread];
-            sums.s[thread] = total;
-        }
-        __syncthreads();
+        sum_stamp<K, B>(data, weight, psf, fit.trial, s, p, scratch);
         if (thread == 0) {
             if constexpr (K == 1)
                 if (fit.evaluations == 0) {
                     double* moment = out + 4 + N + N * N;
-                    if (!solve_linear<1>(sums, moment + 1, moment, moment + 1 + N))
+                    if (!solve_linear<1>(scratch.sums, moment + 1, moment, moment + 1 + N))
                         for (int i = 0; i < MOMENT; ++i) moment[i] = quiet_nan();
                 }
-            fit.step(sums);
+            fit.step(scratch.sums);
         }
         __syncthreads();
     } while (fit.running);
@@ -102,6 +119,40 @@ fit_lobes(const float* __restrict__ data, const float* __restrict__ weight, cons
     for (int i = 0; i < N * N; ++i) out[4 + N + i] = ok ? matrix[i] : quiet_nan();
     if constexpr (K == 1)
         out[ROW - 1] = sharpness_of(data, weight, psf, p, s, fit.flux[0], fit.q[0], fit.q[1], B > 0 ? fit.flux + 1 : nullptr, B);
+}
+
+// start: for each dipole x, y of its centre, the PSF's sigma, then the number of its stamp. out: rows of
+// `LinearDipole::result`.
+template <int B>
+__global__ void __launch_bounds__(32 * WARPS)
+linear_dipole(const float* __restrict__ data, const float* __restrict__ weight, const double* __restrict__ psf,
+              const double* __restrict__ start, int s, int p, double bound, double settled, int turns,
+              double* __restrict__ out)
+{
+    __shared__ LinearDipole<B> fit;
+    __shared__ Scratch<1, B> scratch;
+    __shared__ double place[2];
+    const bool leader = threadIdx.x == 0;
+    start += blockIdx.x * 4LL;
+    const long long stamp = (long long)start[3];
+    data += stamp * s * s;
+    weight += stamp * s * s;
+    psf += stamp * p * p;
+    if (leader) fit.begin(start, start[2], bound, settled, turns);
+    __syncthreads();
+    KEEP_LOOP
+    while (fit.running) {
+        KEEP_LOOP
+        for (int b = 0; b < LinearDipole<B>::BESIDE; ++b) {
+            if (leader) fit.place(b, place);
+            sum_stamp<1, B>(data, weight, psf, place, s, p, scratch);
+            if (leader) fit.take(b, scratch.sums);
+        }
+        __syncthreads();
+        if (leader) fit.turn();
+        __syncthreads();
+    }
+    if (leader) fit.result(out + blockIdx.x * (long long)LinearDipole<B>::ROW);
 }
 
 // Take the light of lobes away from stamps, one block a stamp: those of stamp k are first[k] to first[k + 1] - 1, each

@@ -7,7 +7,7 @@ import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.module import kernel
-from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
+from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS, SETTLED, TURNS
 
 THREADS = 128
 """A block: as in ``fit.cu``."""
@@ -51,6 +51,20 @@ def fit_lobes(
         linear[:, 0],
         linear[:, -1],
     )
+
+
+def linear_dipole(
+    data: Array, weight: Array, psf: Array, start: np.ndarray, width: np.ndarray, stamp: np.ndarray, terms: int = 1
+) -> np.ndarray:
+    backend, n = backend_of(data), 3 + terms
+    out = backend.xp.empty((len(start), 5 + n + n * n))
+    if len(start):
+        table = backend.asarray(np.column_stack([start, width, stamp]), np.float64)
+        stamps = [backend.asarray(a, np.float32) for a in (data, weight)]
+        scalars = (np.int32(data.shape[1]), np.int32(psf.shape[1]), np.float64(BOUND), np.float64(SETTLED))
+        arguments = (*stamps, backend.asarray(psf, np.float64), table, *scalars, np.int32(TURNS), out)
+        kernel("fit.cu", "linear_dipole", (str(terms),))((len(start),), (THREADS,), arguments)
+    return to_host(out)
 
 
 def subtract_lobes(data: Array, weight: Array, psf: Array, first: np.ndarray, lobes: np.ndarray) -> Array:

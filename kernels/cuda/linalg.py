@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cholesky factors by cuSOLVER, without the copies and checks of a general front."""
+"""Cholesky factors by cuSOLVER, without the copies and checks of a general front; smoothing by products."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import functools
 from types import ModuleType
 
 import numpy as np
+from scipy.ndimage import gaussian_filter1d
 
-from skydelta.kernels.backend import Array, check_pivots, cupy
+from skydelta.kernels.backend import Array, Backend, backend_of, check_pivots, cupy
+from skydelta.kernels.core.devices import constant
 
 
 @functools.cache
@@ -47,3 +49,20 @@ def cholesky_solve(factor: Array, b: Array) -> Array:
     right = x.size // n if n else 0
     library.dpotrs(handle, triangle, n, right, factor.data.ptr, n, x.data.ptr, n, failed.data.ptr)
     return x.T
+
+
+def gaussian_stack(planes: Array, sigma: float, mode: str, truncate: float) -> Array:
+    """As `Backend.gaussian_stack`: two products with a banded matrix, which take less time to start than filters do."""
+    m = planes.shape[-1]
+    along = _smoothing(backend_of(planes), m, sigma, mode, truncate).T
+    # each turns the planes over; of two stacks, cuBLAS would be given a pointer for each plane
+    for _ in range(2):
+        planes = (planes.transpose(0, 2, 1).reshape(-1, m) @ along).reshape(-1, m, m)
+    return planes
+
+
+@functools.lru_cache(8)
+def _smoothing(backend: Backend, m: int, sigma: float, mode: str, truncate: float) -> Array:
+    """The matrix (m, m), float32, that smooths a column."""
+    matrix = gaussian_filter1d(np.eye(m), sigma, axis=0, mode=mode, truncate=truncate)
+    return constant(matrix.astype(np.float32), backend)

@@ -106,7 +106,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 7
+    version = 8
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial import cKDTree
 
+from skydelta.kernels.cpu.jit import serial
 from skydelta.stages.robust import median
 from skydelta.stages.stars import Stars
 
@@ -81,7 +81,8 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     if not len(i):
         return not_judged
     offsets = s[i] - r[j]
-    votes = cKDTree(offsets).query_ball_point(offsets, 1.0, return_length=True)
+    votes, order = np.empty(len(offsets), np.int64), np.argsort(offsets[:, 0], kind="stable")
+    votes[order] = _votes(offsets[order])
     # equal votes: the smallest offset, so that two lists of chance pairs are called aligned, not shifted
     most = np.flatnonzero(votes == votes.max())
     best = offsets[most[np.argmin((offsets[most] ** 2).sum(axis=1))]]
@@ -97,6 +98,21 @@ def register_check(science: Stars, reference: Stars, shape: tuple[int, int], tol
     return Registration(
         float(dx), float(dy), float(max(medians, default=np.hypot(dx, dy))), rms, int(take.sum()), ratio, expected
     )
+
+
+@serial
+def _votes(offsets):
+    """How many of these offsets (n, 2), ascending along x, are within 1 px of each."""
+    count, first = np.zeros(len(offsets), np.int64), 0
+    for i in range(len(offsets)):
+        while offsets[i, 0] - offsets[first, 0] > 1:
+            first += 1
+        for j in range(first, i):
+            if (offsets[i, 0] - offsets[j, 0]) ** 2 + (offsets[i, 1] - offsets[j, 1]) ** 2 <= 1:
+                count[i] += 1
+                count[j] += 1
+        count[i] += 1
+    return count
 
 
 def near_pairs(s: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -71,11 +71,10 @@ def changed(left: Array, weight: Array, fwhm: float, used: np.ndarray) -> np.nda
         Stamps of the fit, which tell what is usual.
     """
     backend = backend_of(left)
-    xp, nd, sigma = backend.xp, backend.ndimage, fwhm / 2.3548
-    through, half = (0, sigma, sigma), sigma / np.sqrt(2)
-    top = nd.gaussian_filter(weight * left, through, mode="constant", truncate=3.0)
+    xp, sigma = backend.xp, fwhm / 2.3548
+    top = backend.gaussian_stack(weight * left, sigma, "constant", 3.0)
     # a Gaussian squared is a narrower one
-    norm = nd.gaussian_filter(weight, (0, half, half), mode="constant", truncate=3.0) / np.float32(4 * np.pi * sigma**2)
+    norm = backend.gaussian_stack(weight, sigma / np.sqrt(2), "constant", 3.0) / np.float32(4 * np.pi * sigma**2)
     edge = min(int(np.ceil(sigma)), left.shape[1] // 2)
     inner = np.s_[:, edge : left.shape[1] - edge, edge : left.shape[2] - edge]
     snr = xp.abs(top[inner]) / xp.sqrt(xp.maximum(norm[inner], np.float32(1e-30) + 1e-3 * norm.max()))

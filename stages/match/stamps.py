@@ -132,7 +132,7 @@ def smoothed(stamps: Stamps, spread: float) -> Array:
         Gaussian matching width, px.
     """
     pad = weight_margin(spread)
-    full = backend_of(stamps.sharp).ndimage.gaussian_filter(stamps.within(pad), (0, spread, spread), truncate=3.0)
+    full = backend_of(stamps.sharp).gaussian_stack(stamps.within(pad), spread, "reflect", 3.0)
     return full[:, pad : full.shape[1] - pad, pad : full.shape[2] - pad]
 
 

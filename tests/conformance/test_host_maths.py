@@ -15,6 +15,7 @@ from cases import (
     extrema,
     fill_masked,
     fit_lobes,
+    linear_dipole,
     merge_masks,
     spline_coefficients,
     stamp_basis,
@@ -26,7 +27,7 @@ from skydelta.kernels.convolve import FIELD_ROWS
 from skydelta.kernels.core.fused import C_TYPES, chains
 from skydelta.kernels.cpu import reference_inflate
 from skydelta.kernels.cuda import crc
-from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS
+from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS, SETTLED, TURNS
 
 
 def test_every_file_is_tried():
@@ -265,6 +266,38 @@ def test_fits(tmp_path, rng, shape):
         known = ~np.isnan(moment)
         close(got["moment"][known], moment[known], "fit_lobes")
         close(got["sharpness"], sharpness, "fit_lobes")
+
+
+@pytest.mark.parametrize("shape", linear_dipole.SHAPES[:2])
+def test_linear_dipoles(tmp_path, rng, shape):
+    case, (side, terms) = linear_dipole.make(rng, shape), shape
+    p = case["psf"].shape[1]
+    body = f"""
+    constexpr int s = {side}, p = {p}, B = {terms};
+    for (long long k = 0; k < n_stamp; ++k) {{
+      const float *d = data + stamp[k] * s * s, *w = weight + stamp[k] * s * s;
+      LinearDipole<B> fit;
+      fit.begin(start + 2 * k, width[k], {BOUND}, {SETTLED}, {TURNS});
+      while (fit.running) {{
+        for (int b = 0; b < LinearDipole<B>::BESIDE; ++b) {{
+          double place[2];
+          fit.place(b, place);
+          Sums<1, B> sums;
+          Taps taps[2];
+          sums.clear();
+          for (int i = 0; i < 2; ++i) taps[i].place(place[i], s, p);
+          for (int x = 0; x < s; ++x) add_column<1, B>(sums, d, w, psf + stamp[k] * p * p, p, s, taps, x, 0, s);
+          fit.take(b, sums);
+        }}
+        fit.turn();
+      }}
+      fit.result(out + LinearDipole<B>::ROW * k);
+    }}
+    """
+    want = reference("linear_dipole", case)
+    given = {name: value for name, value in case.items() if name != "terms"}
+    got = support_host_cuda.run(tmp_path, "moment.cuh", body, given, {"out": (np.float64, want.shape)})
+    close(got["out"], want, "linear_dipole")
 
 
 @pytest.mark.parametrize("shape", subtract_lobes.SHAPES)

@@ -11,7 +11,7 @@ import skydelta
 from skydelta.kernels.fit import Status, spline_coefficients
 from skydelta.stages.detect import Detect
 from skydelta.stages.fit import Fit
-from skydelta.stages.lobes import LOBES, Stamps, linear_dipole
+from skydelta.stages.lobes import LOBES, Stamps, linear_columns
 from skydelta.stages.stamptable import COLUMNS
 
 PSF = gaussian(31, 0, 0)
@@ -102,7 +102,7 @@ def test_moment_of_detected_faint_lobes_far_apart(rng, figure):
 def test_scipy_finds_the_same_linear_dipole(rng):
     """Flux, moment, background and centre of F P - M . grad P + b, from 0.7 px off the middle of the lobes.
 
-    Steps end where the next would be shorter than half an error, and take the axes one by one.
+    Steps end where the next would be shorter than a two-hundredth of an error.
     """
     data, along, _ = equal_dipoles(rng, 12, 0.5, 2000, 0.4)
     data += 300 * gaussian(SIDE, 0, 0)
@@ -114,7 +114,7 @@ def test_scipy_finds_the_same_linear_dipole(rng):
         start=np.zeros((12, 2)),
         lobes=np.full((12, 2, 2), np.nan),
     )
-    got = linear_dipole(stamps, np.arange(12), 0.7 * along, SIGMA)
+    got = linear_columns(stamps, np.arange(12), 0.7 * along, SIGMA)
     o, h, spline = np.arange(SIDE) - SIDE // 2 + 15, 1e-4, stamps.psf[0]
 
     def light(x, y):

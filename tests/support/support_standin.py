@@ -251,9 +251,14 @@ def install(monkeypatch):
     def cholesky_solve(factor, b):
         return wrap(host.cholesky_solve(strip(factor), strip(b)))
 
+    def gaussian_stack(planes, *options):
+        return wrap(host.gaussian_stack(strip(planes), *options))
+
     def library(name):
         if name == "skydelta.kernels.cuda.linalg":
-            return types.SimpleNamespace(cholesky=cholesky, cholesky_solve=cholesky_solve)
+            return types.SimpleNamespace(
+                cholesky=cholesky, cholesky_solve=cholesky_solve, gaussian_stack=gaussian_stack
+            )
         if name.startswith("cupyx."):
             return Namespace(importlib.import_module(name.removeprefix("cupyx.")))
         return plain_module(name)
