@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fits of dipole and point-source stamps: fits a second and accuracy, beside SciPy on the same stamps.
+"""Fits of dipole and point-source stamps: fits a second and accuracy, beside SciPy and astropy on the same stamps.
 
 python benchmarks/fit.py [--stamps 20000] [--side 21] [--threads N] [--repeat 5] [--scipy 300] [--out FILE.json]
 
 Dipoles of a known Gaussian PSF, S/N of each lobe log-uniform from 20 to 200, separation 1 to 3 PSF sigma, unit noise.
 ``kernel`` starts 0.3 px off the truth, as the fits of SciPy do, on float32 stamps; ``api`` is `skydelta.fit`, which is
 given no start and tries up to three. SciPy fits the exact Gaussian of known width by Levenberg-Marquardt with analytic
-derivatives. The best of the repeats counts; CPU seconds are shown beside, since other work takes wall time.
+derivatives. `gaussian dipole` is of two Gaussians whose width is free, 8 parameters: of SciPy and astropy too, with
+analytic derivatives. The best of the repeats counts; CPU seconds are shown beside, since other work takes wall time.
 """
 
 import argparse
@@ -17,11 +18,13 @@ from pathlib import Path
 
 import numba
 import numpy as np
+from astropy.modeling import Fittable2DModel, Parameter
+from astropy.modeling.fitting import LevMarLSQFitter
 from record import record
 from scipy.optimize import least_squares
 
 import skydelta
-from skydelta.kernels.fit import fit_lobes, spline_coefficients
+from skydelta.kernels.fit import fit_gaussians, fit_lobes, spline_coefficients
 
 SIGMA = 1.6
 
@@ -69,6 +72,50 @@ def by_scipy(data, start):
 
         first = np.array([stamp.max() * 16, *at[0], stamp.min() * 16, *at[1], 0])
         found.append(least_squares(residual, first, jacobian, method="lm").x)
+    return np.array(found)[:, [1, 2, 4, 5]].reshape(-1, 2, 2)
+
+
+def parts(x, y, x1, y1, x2, y2, width):
+    """Both unit Gaussians, each with its derivatives by x, y and width."""
+    for cx, cy in ((x1, y1), (x2, y2)):
+        dx, dy = (x - cx) / width, (y - cy) / width
+        p = np.exp(-0.5 * (dx**2 + dy**2)) / (2 * np.pi * width**2)
+        yield p, p * dx / width, p * dy / width, p * (dx**2 + dy**2 - 2) / width
+
+
+class TwoGaussians(Fittable2DModel):
+    """Two Gaussians of one width and a constant, for astropy."""
+
+    f1, x1, y1, f2, x2, y2, width, level = (Parameter(default=1.0) for _ in range(8))
+
+    @staticmethod
+    def evaluate(x, y, f1, x1, y1, f2, x2, y2, width, level):
+        (p, *_), (q, *_) = parts(x, y, x1, y1, x2, y2, width)
+        return f1 * p + f2 * q + level
+
+    @staticmethod
+    def fit_deriv(x, y, f1, x1, y1, f2, x2, y2, width, level):
+        (p, px, py, pw), (q, qx, qy, qw) = parts(x, y, x1, y1, x2, y2, width)
+        return [p, f1 * px, f1 * py, q, f2 * qx, f2 * qy, f1 * pw + f2 * qw, np.ones_like(p)]
+
+
+def gaussians_by(fitter, data, start, width):
+    """Positions (n, 2, 2) of two Gaussians of free width, by ``scipy`` or ``astropy``."""
+    side = data.shape[1]
+    y, x = np.indices((side, side)) - side // 2
+    fit, found = LevMarLSQFitter(), []
+    for stamp, at in zip(data.astype(float), start, strict=True):
+        first = [stamp.max() * 16, *at[0], stamp.min() * 16, *at[1], width, 0.0]
+        if fitter == "astropy":
+            v = fit(TwoGaussians(*first), x, y, stamp).parameters
+        else:
+            v = least_squares(
+                lambda v, stamp=stamp: (TwoGaussians.evaluate(x, y, *v) - stamp).ravel(),
+                first,
+                lambda v: np.stack([c.ravel() for c in TwoGaussians.fit_deriv(x, y, *v)], 1),
+                method="lm",
+            ).x
+        found.append(v)
     return np.array(found)[:, [1, 2, 4, 5]].reshape(-1, 2, 2)
 
 
@@ -124,6 +171,30 @@ def main():
         **rates,
         "both_lobes_within_half_px": good(np.nan_to_num(places, nan=99), at),
         "degenerate": round(float(table.has("DEGENERATE").mean()), 4),
+    }
+    width = 1.2 * SIGMA
+    begin = np.c_[start.reshape(n, 4), np.full(n, width)]
+    fit_gaussians(data[:8], weight[:8], begin[:8])
+    found, rates = timed(lambda: fit_gaussians(data, weight, begin), n, a.repeat)
+    places = found.parameters[:, [1, 2, 4, 5]].reshape(-1, 2, 2)
+    rows["gaussian dipole, kernel"] = {
+        **rates,
+        "both_lobes_within_half_px": good(places, at),
+        "evaluations": round(float(found.evaluations.mean()), 2),
+    }
+    for fitter in ("scipy", "astropy"):
+        theirs, rates = timed(lambda fitter=fitter: gaussians_by(fitter, data[few], start[few], width), a.scipy, 1)
+        rows[f"gaussian dipole, {fitter}"] = {
+            **rates,
+            "both_lobes_within_half_px": good(theirs, at[few]),
+            "kernel_on_the_same": good(places[few], at[few]),
+        }
+    table, rates = timed(lambda: skydelta.fit(data, model="gaussian_dipole", variance=1.0), n, a.repeat)
+    places = np.stack([table[c] for c in names], 1).reshape(-1, 2, 2) - half
+    rows["gaussian dipole, api without a start"] = {
+        **rates,
+        "both_lobes_within_half_px": good(np.nan_to_num(places, nan=99), at),
+        "converged": round(float((table["status"] == "converged").mean()), 4),
     }
     single = rng.normal(0, 1, data.shape) + flux[:, :1, None] * gaussian(a.side, *(at[:, 0] * 0.3).T)
     table, rates = timed(lambda: skydelta.fit(single, psf=psf, variance=1.0), n, a.repeat)

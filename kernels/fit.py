@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.core.spec import CudaEntry, KernelSpec, Tolerance, implementation, register
 
 FIT = register(
@@ -66,6 +66,9 @@ SPLINE = register(
 BOUND = 5.0
 """Fitted positions stay this near their start, px an axis."""
 
+LEAST_WIDTH = 0.5
+"""Smallest width of fitted Gaussians, px; the largest is a third of the stamp."""
+
 MAX_EVALUATIONS = 60
 
 TURNS, SETTLED = 20, 0.005
@@ -99,7 +102,8 @@ class LobeFit:
     Attributes
     ----------
     parameters : float64 (n, 3 k + b)
-        flux, x, y of each lobe, then the b terms of the background; x and y from the middle of the stamp, px.
+        flux, x, y of each lobe, the width of Gaussians, then the b terms of the background; x and y from the middle of
+        the stamp, px.
     covariance : float64 (n, 3 k + b, 3 k + b)
         (J^T W J)^-1; NaN where singular.
     chi2 : float64 (n,)
@@ -137,6 +141,11 @@ class LobeFit:
     def lobes(self) -> int:
         """k."""
         return (self.parameters.shape[1] - self.terms) // 3
+
+    @property
+    def has_width(self) -> bool:
+        """The width of the lobes is a parameter."""
+        return (self.parameters.shape[1] - self.terms) % 3 == 1
 
     @property
     def terms(self) -> int:
@@ -265,3 +274,29 @@ def linear_dipole(
     rows = implementation(LINEAR, backend_of(data))(data, weight, psf, start, width, stamp, terms)
     n = 3 + terms
     return LinearDipole(rows[:, 0], rows[:, 1:3], rows[:, 3:5], rows[:, 5 : 5 + n], rows[:, 5 + n :].reshape(-1, n, n))
+
+
+def fit_gaussians(
+    data: Array,
+    weight: Array,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
+) -> LobeFit:
+    """Fit m = F1 G(x - x1; s) + F2 G(x - x2; s) + b to stamps, G the unit Gaussian of free width s, at pixel centres.
+
+    As `fit_lobes`, with the width as one more parameter of the Levenberg-Marquardt fit. Parameters are flux, x, y of
+    both lobes, the width (sigma, px), then the background. It runs on the CPU, whose copy is made of pixels that are on
+    a device.
+
+    Parameters
+    ----------
+    data, weight, stamp, limit, terms
+        As those of `fit_lobes`.
+    start : float64 (n, 5)
+        x, y, x, y of the lobes from the middle of the stamp, and the width, px.
+    """
+    from skydelta.kernels.cpu.fit import fit_gaussians as twin
+
+    return LobeFit(*twin(to_host(data), to_host(weight), start, stamp, limit, terms))

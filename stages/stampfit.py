@@ -17,6 +17,7 @@ from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
 from skydelta.kernels.fit import BACKGROUNDS, BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.fit import BATCH, Fit
+from skydelta.stages.gaussianfit import gaussian_dipoles, gaussian_light
 from skydelta.stages.jointfit import in_units, lobes_of
 from skydelta.stages.lobes import (
     BACKGROUND,
@@ -50,10 +51,11 @@ class FitResult(QTable):
     """Fitted stamps, one row each, in their order.
 
     Columns of model ``point``: ``flux x y``; of ``dipole``: ``flux_pos x_pos y_pos flux_neg x_neg y_neg moment_x
-    moment_y separation angle``; then ``background``, of a plane also its slopes per px ``background_x background_y``;
-    each followed by its error ``NAME_err``. Then ``chi2 dof bic n_eval status flags``, and ``residual`` (k, k) when it
-    was asked for. Positions are 0-based in the stamp, px; the angle runs from +x to +y, degrees, and points from the
-    negative to the positive lobe; ``flux_neg`` is a positive number. Columns have units only where the stamps had one.
+    moment_y separation angle``; of ``gaussian_dipole`` then ``sigma``, px; then ``background``, of a plane also its
+    slopes per px ``background_x background_y``; each followed by its error ``NAME_err``. Then ``chi2 dof bic n_eval
+    status flags``, and ``residual`` (k, k) when it was asked for. Positions are 0-based in the stamp, px; the angle
+    runs from +x to +y, degrees, and points from the negative to the positive lobe; ``flux_neg`` is a positive number.
+    Columns have units only where the stamps had one.
     The background is that in pixel (k // 2, k // 2).
 
     ``status`` is one of
@@ -79,7 +81,7 @@ def fit(
     catalog: Catalog | None = None,
     *,
     image: Exposure | None = None,
-    model: Literal["point", "dipole"] = "point",
+    model: Literal["point", "dipole", "gaussian_dipole"] = "point",
     background: Literal["none", "constant", "plane"] = "constant",
     psf: Any = None,
     variance: Any = None,
@@ -107,11 +109,13 @@ def fit(
         Of an exposure: what to fit.
     image : Exposure, optional
         The same as ``stamps``.
-    model : {"point", "dipole"}
+    model : {"point", "dipole", "gaussian_dipole"}
+        The last is of two round Gaussians of one width, at the centres of pixels, whose width is fitted too.
     background : {"none", "constant", "plane"}
         b: nothing, a level, or a level and two slopes. Of an exposure and its catalogue too.
     psf : array (p, p) or (n, p, p)
         Odd p, centred on the middle pixel; fluxes are its coefficients, so that a PSF of unit sum gives total fluxes.
+        Gaussians need none; their fits start from its width where it is given.
     variance : number or array (k, k) or (n, k, k), or Quantity, optional
         In the unit of the stamps squared. Without it the noise is taken to be the same in all pixels of a stamp, and
         errors follow from what the model leaves; ``chi2`` is then the plain sum of squares.
@@ -158,6 +162,8 @@ def fit(
         raise ConfigError("fit: a catalogue needs an Exposure to be fitted on, not an array")
     if model not in COLUMNS:
         raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
+    if forced and model == "gaussian_dipole":
+        raise ConfigError("fit: forced needs a known PSF; models: point, dipole")
     if forced and start is None:
         raise ConfigError("fit: forced needs the positions, start")
     if background not in BACKGROUNDS:
@@ -242,7 +248,10 @@ class _Task:
             variance = _shaped(variance, "variance", [*each, ()])
         if mask is not None:
             mask = _shaped(_plain(mask, "mask")[0], "mask", each) != 0
-        coefficients, sigma = _psf(psf, n, backend)
+        if psf is None and model == "gaussian_dipole":
+            coefficients, sigma = backend.asarray(np.zeros((1, 1, 1))), np.full(1, np.nan)
+        else:
+            coefficients, sigma = _psf(psf, n, backend)
         at, lobes = _starts(start, n, side, model)
         return cls(
             values, coefficients, sigma, variance, mask, at, lobes, start is None, model, terms, unit, backend
@@ -297,6 +306,10 @@ class _Task:
             found = _forced(own, self.model, known)
         elif self.model == "point":
             found = _point(own, known, self.searched)
+        elif self.model == "gaussian_dipole":
+            free = DIPOLE_FREE + 1 + own.terms
+            lobes = _calibrated(positive_first(gaussian_dipoles(own, sigma)), free, known)
+            found = Found(lobes, free, known, undetermined(lobes))
         else:
             found = _dipole(own, sigma, known)
         return own, found, scaled, good
@@ -304,8 +317,12 @@ class _Task:
     def residual(self, own: Stamps, found: Found, scaled: Scaled, good: Array) -> np.ndarray:
         """Stamps less their models, (n, k, k), NaN where not used."""
         fit, n = found.fit, len(found.fit.chi2)
-        count, lobes = np.where(fit.usable, fit.lobes, 0), fit.parameters[fit.usable, : 3 * fit.lobes].reshape(-1, 3)
-        left = subtract_lobes(own.data, own.weight, own.psf, np.concatenate([[0], np.cumsum(count)]), lobes)
+        if fit.has_width:
+            left = to_host(own.data) - gaussian_light(fit, own.data.shape[1])
+        else:
+            count = np.where(fit.usable, fit.lobes, 0)
+            lobes = fit.parameters[fit.usable, : 3 * fit.lobes].reshape(-1, 3)
+            left = subtract_lobes(own.data, own.weight, own.psf, np.concatenate([[0], np.cumsum(count)]), lobes)
         level, across, down = np.where(fit.usable, fit.background.T, np.nan).reshape(3, n, 1, 1)
         o = np.arange(self.side) - self.side // 2
         left = to_host(left).astype(float)[:, : self.side, : self.side] - (level + across * o + down * o[:, None])
@@ -401,7 +418,7 @@ def _starts(start: Any, n: int, side: int, model: str) -> tuple[np.ndarray, np.n
         return np.full((n, 2), (side - 1) / 2), unknown
     at = np.asarray(_plain(start, "start")[0], float)
     shapes: list[tuple[int, ...]] = [(n, 2), (2,)]
-    if model == "dipole":
+    if model != "point":
         shapes += [(n, 2, 2), (2, 2)] if n != 2 else [(n, 2, 2)]
     _shaped(at, "start", shapes)
     if not np.isfinite(at).all():

@@ -27,6 +27,7 @@ COLUMNS = {
         "flux_pos", "x_pos", "y_pos", "flux_neg", "x_neg", "y_neg", "moment_x", "moment_y", "separation", "angle",
     ),
 }  # fmt: skip
+COLUMNS["gaussian_dipole"] = (*COLUMNS["dipole"], "sigma")
 """Fitted columns of each model; each is followed by its error, then come those of `COMMON`."""
 
 COMMON = ("background", "background_err", "chi2", "dof", "bic", "n_eval", "status", "flags")
@@ -132,4 +133,7 @@ class Found:
                 lobes[name] = np.where(degenerate, values, lobes[name])
         for axis in "xy":
             lobes[f"moment_{axis}_err"] = np.sqrt(lobes[f"moment_{axis}{axis}"])
-        return {n: lobes[n] for name in COLUMNS["dipole"] for n in (name, f"{name}_err")}
+        if fit.has_width:
+            lobes |= {"sigma": fit.parameters[:, 6], "sigma_err": errors[:, 6]}
+        model = "gaussian_dipole" if fit.has_width else "dipole"
+        return {n: lobes[n] for name in COLUMNS[model] for n in (name, f"{name}_err")}

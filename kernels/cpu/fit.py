@@ -8,11 +8,14 @@ padded by the mirrored ones around them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from scipy.ndimage import spline_filter1d
 
+from skydelta.kernels.cpu.gaussians import _sum_gaussians
 from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
-from skydelta.kernels.fit import BOUND, MAX_EVALUATIONS, Status
+from skydelta.kernels.fit import BOUND, LEAST_WIDTH, MAX_EVALUATIONS, Status
 
 CONVERGED, AT_BOUND, SINGULAR, OUT_OF_EVALUATIONS, NO_DATA = (int(s) for s in Status)
 
@@ -190,41 +193,71 @@ def _invert(a):
 
 
 @inline
-def _linear(i, step, lobes):
-    """The i-th column that is solved for: every ``step``-th of the lobes, then those of the background."""
-    return step * i if i < 3 * lobes // step else i + 3 * lobes - 3 * lobes // step
-
-
-@inline
-def _solve(gram, step, lobes, inverse, solution):
-    """Solve for every ``step``-th column of the lobes and the background; returns chi2, NaN when singular."""
-    last = gram.shape[0] - 1
-    n = inverse.shape[0]
+def _solve(gram, columns, inverse, solution):
+    """Solve for some columns; returns chi2, NaN when singular."""
+    last, n = gram.shape[0] - 1, len(columns)
     for i in range(n):
         for j in range(n):
-            inverse[i, j] = gram[_linear(i, step, lobes), _linear(j, step, lobes)]
+            inverse[i, j] = gram[columns[i], columns[j]]
     if not _invert(inverse):
         return np.nan
     chi2 = gram[last, last]
     for i in range(n):
         solution[i] = 0
         for j in range(n):
-            solution[i] += inverse[i, j] * gram[last, _linear(j, step, lobes)]
+            solution[i] += inverse[i, j] * gram[last, columns[j]]
     for i in range(n):
-        chi2 -= solution[i] * gram[last, _linear(i, step, lobes)]
+        chi2 -= solution[i] * gram[last, columns[i]]
     return chi2
 
 
+# Parameters are flux, x, y of each lobe, the width (if there is one), the background; of each lobe there are ``step``
+# columns: value, d/dx, d/dy, and with a width d/dwidth. The derivative by a parameter is a sum over lobes.
+
+
 @inline
-def _position_equations(gram, flux, inverse, slope, curve):
-    """Gradient (of -chi2 / 2) and Kaufman's curvature for the positions."""
-    last, n, m = gram.shape[0] - 1, inverse.shape[0], slope.shape[0]
+def _moving(a, lobes):
+    """The a-th parameter that is not solved for."""
+    return 3 * (a // 2) + 1 + a % 2 if a < 2 * lobes else 3 * lobes
+
+
+@inline
+def _column(p, lobe, lobes, step):
+    if p < 3 * lobes:
+        return step * lobe + p % 3
+    return step * lobe + 3 if step == 4 and p == 3 * lobes else p + (step - 3) * (lobes - 1)
+
+
+@inline
+def _by(p, lobe, lobes, step, flux):
+    """What the column is multiplied by."""
+    return flux[lobe] if (p < 3 * lobes and p % 3 != 0) or (step == 4 and p == 3 * lobes) else 1.0
+
+
+@inline
+def _product(gram, flux, p, r, lobes, step):
+    """Sum of the products of the derivatives by two parameters; one beyond the last is the data."""
+    v, last = 0.0, gram.shape[0] - 1
+    p_from, p_to = (p // 3, p // 3 + 1) if p < 3 * lobes else (0, lobes if step == 4 and p == 3 * lobes else 1)
+    r_from, r_to = (r // 3, r // 3 + 1) if r < 3 * lobes else (0, lobes if step == 4 and r == 3 * lobes else 1)
+    for k in range(p_from, p_to):
+        for m in range(r_from, r_to):
+            by = _by(p, k, lobes, step, flux) * _by(r, m, lobes, step, flux)
+            v += by * gram[_column(p, k, lobes, step), min(_column(r, m, lobes, step), last)]
+    return v
+
+
+@inline
+def _moving_equations(gram, flux, inverse, lobes, step, slope, curve):
+    """Gradient (of -chi2 / 2) and Kaufman's curvature for the parameters that are not solved for."""
+    n, m = inverse.shape[0], slope.shape[0]
+    data = m + n
     cross, along = np.empty((m, n)), np.empty(n)
     for a in range(m):
-        ca, fa = 3 * (a // 2) + 1 + a % 2, flux[a // 2]
-        slope[a] = fa * gram[last, ca]
+        p = _moving(a, lobes)
+        slope[a] = _product(gram, flux, p, data, lobes, step)
         for i in range(n):
-            cross[a, i] = fa * gram[ca, _linear(i, 3, m // 2)]
+            cross[a, i] = _product(gram, flux, p, 3 * i if i < lobes else i + m, lobes, step)
             slope[a] -= cross[a, i] * flux[i]
     for a in range(m):
         for j in range(n):
@@ -232,24 +265,24 @@ def _position_equations(gram, flux, inverse, slope, curve):
             for i in range(n):
                 along[j] += cross[a, i] * inverse[i, j]
         for b in range(a + 1):
-            v = flux[a // 2] * flux[b // 2] * gram[3 * (a // 2) + 1 + a % 2, 3 * (b // 2) + 1 + b % 2]
+            v = _product(gram, flux, _moving(a, lobes), _moving(b, lobes), lobes, step)
             for j in range(n):
                 v -= along[j] * cross[b, j]
             curve[a, b] = curve[b, a] = v
 
 
 @inline
-def _propose(gram, flux, inverse, q, start, damping, trial):
+def _propose(gram, flux, inverse, q, lower, upper, lobes, step, damping, trial):
     """Set the next trial position; returns the damping used, negative when no step exists."""
     m = q.shape[0]
     slope, whole, curve, low = np.empty(m), np.empty((m, m)), np.empty((m, m)), np.empty((m, m))
-    _position_equations(gram, flux, inverse, slope, whole)
+    _moving_equations(gram, flux, inverse, lobes, step, slope, whole)
     largest = 0.0
     for i in range(m):
         largest = max(largest, whole[i, i])
     for i in range(m):
         # a position at its bound that would leave it stands still and lets the others move freely
-        if (slope[i] > 0 and q[i] >= start[i] + BOUND) or (slope[i] < 0 and q[i] <= start[i] - BOUND):
+        if (slope[i] > 0 and q[i] >= upper[i]) or (slope[i] < 0 and q[i] <= lower[i]):
             slope[i] = 0
             for j in range(m):
                 whole[i, j] = whole[j, i] = 0
@@ -265,8 +298,9 @@ def _propose(gram, flux, inverse, q, start, damping, trial):
         damping *= 10
     _substitute(low, slope)
     for i in range(m):
-        move = max(-1.0, min(1.0, slope[i]))  # a pixel at most: the model is local
-        trial[i] = max(start[i] - BOUND, min(start[i] + BOUND, q[i] + move))
+        most = 1.0 if i < 2 * lobes else 0.3 * q[i]  # a pixel at most: the model is local
+        move = max(-most, min(most, slope[i]))
+        trial[i] = max(lower[i], min(upper[i], q[i] + move))
     return damping
 
 
@@ -313,8 +347,14 @@ def _sharpness(data, weight, padded, flux, x, y):
 def _fit(data, weight, padded, start, limit, terms, parameters, covariance, moment, moment_covariance):
     """Fit one stamp; returns chi2, evaluations, status, pixels, chi2 of the moment, sharpness."""
     m, side = start.shape[0], data.shape[0]
-    lobes = m // 2
-    n, free = 3 * lobes + terms, lobes + terms
+    lobes, step = m // 2, 3 + m % 2
+    n, free, size = step * lobes + terms, lobes + terms, m + lobes + terms
+    lower, upper = start - BOUND, start + BOUND
+    if step == 4:
+        lower[m - 1], upper[m - 1] = LEAST_WIDTH, side / 3
+    linear, every = np.empty(free, np.int64), np.arange(n)
+    for i in range(free):
+        linear[i] = step * i if i < lobes else i + n - free
     q, trial, flux, f = start.copy(), start.copy(), np.zeros(free), np.empty(free)
     rows = (side + 3) // 4 * 4
     best, gram, column = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.zeros((n + 1, rows, side))
@@ -324,27 +364,30 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
     for y in range(side):
         for x in range(side):
             for i in range(terms):
-                column[3 * lobes + i, y, x] = 1 if i == 0 else (x if i == 1 else y) - side // 2
+                column[step * lobes + i, y, x] = 1 if i == 0 else (x if i == 1 else y) - side // 2
             if weight[y, x] > 0:
                 used[y, x] = weight[y, x]
                 weighted[y, x] = used[y, x] * data[y, x]
                 gram[n, n] += weighted[y, x] * data[y, x]
                 pixels += 1
     while status < 0:
-        _sum_stamp(used, weighted, padded, trial, column, gram)
+        if step == 4:
+            _sum_gaussians(used, weighted, trial, gram)
+        else:
+            _sum_stamp(used, weighted, padded, trial, column, gram)
         first = evaluations == 0
         if first and lobes == 1:
-            moment_chi2 = _solve(gram, 1, lobes, moment_covariance, moment)
+            moment_chi2 = _solve(gram, every, moment_covariance, moment)
             if not np.isfinite(moment_chi2):
                 moment[:] = np.nan
                 moment_covariance[:] = np.nan
         evaluations += 1
-        value = _solve(gram, 3, lobes, trial_inverse, f) if pixels > n else np.nan
+        value = _solve(gram, linear, trial_inverse, f) if pixels > size else np.nan
         if first and not np.isfinite(value):
             for i in range(n + 1):
                 _take(best[i], gram[i])
             chi2 = gram[n, n]
-            status = SINGULAR if pixels > n else NO_DATA
+            status = SINGULAR if pixels > size else NO_DATA
             break
         moved = 0.0
         for i in range(m):
@@ -370,24 +413,20 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
             status = OUT_OF_EVALUATIONS
             break
         if not done:
-            damping = _propose(best, flux, inverse, q, start, damping, trial)
+            damping = _propose(best, flux, inverse, q, lower, upper, lobes, step, damping, trial)
             done = damping < 0
         if done:
             status = CONVERGED
             for i in range(m):
-                if abs(q[i] - start[i]) >= BOUND * (1 - 1e-9):
+                if q[i] <= lower[i] + 1e-9 * BOUND or q[i] >= upper[i] - 1e-9 * BOUND:
                     status = AT_BOUND
-    for k in range(lobes):
-        parameters[3 * k] = flux[k]
-        parameters[3 * k + 1] = q[2 * k]
-        parameters[3 * k + 2] = q[2 * k + 1]
-    for i in range(terms):
-        parameters[3 * lobes + i] = flux[lobes + i]
-    for i in range(n):
-        for j in range(n):
-            si = 1.0 if i % 3 == 0 or i >= 3 * lobes else flux[i // 3]
-            sj = 1.0 if j % 3 == 0 or j >= 3 * lobes else flux[j // 3]
-            covariance[i, j] = si * sj * best[i, j]
+    for i in range(m):
+        parameters[_moving(i, lobes)] = q[i]
+    for i in range(free):
+        parameters[3 * i if i < lobes else i + m] = flux[i]
+    for i in range(size):
+        for j in range(size):
+            covariance[i, j] = _product(best, flux, i, j, lobes, step)
     if status == NO_DATA or not _invert(covariance):
         covariance[:] = np.nan
         if status == CONVERGED:
@@ -404,8 +443,8 @@ def _fit_all(
     for k in prange(start.shape[0]):
         at = stamp[k]
         chi2[k], evaluations[k], status[k], pixels[k], moment_chi2[k], sharpness[k] = _fit(
-            data[at], weight[at], _padded(psf[at]), start[k], limit, terms, parameters[k], covariance[k],
-            moment[k], moment_covariance[k],
+            data[at], weight[at], _padded(psf[min(at, len(psf) - 1)]), start[k], limit, terms, parameters[k],
+            covariance[k], moment[k], moment_covariance[k],
         )  # fmt: skip
 
 
@@ -423,8 +462,25 @@ def fit_lobes(
     limit: int = MAX_EVALUATIONS,
     terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    count, lobes = start.shape[:2]
-    n, m = 3 * lobes + terms, 3 + terms
+    return _run(data, weight, psf, start.reshape(len(start), 2 * start.shape[1]), stamp, limit, terms)
+
+
+def fit_gaussians(
+    data: np.ndarray,
+    weight: np.ndarray,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
+) -> tuple[np.ndarray, ...]:
+    return _run(data, weight, np.zeros((1, 1, 1)), start, stamp, limit, terms)
+
+
+def _run(
+    data: np.ndarray, weight: np.ndarray, psf: np.ndarray, start: np.ndarray, stamp: Any, limit: int, terms: int
+) -> tuple[np.ndarray, ...]:
+    count, moving = start.shape
+    n, m = moving + moving // 2 + terms, 3 + terms
     parameters, covariance, chi2 = np.empty((count, n)), np.empty((count, n, n)), np.empty(count)
     whole = [np.empty(count, np.int32) for _ in range(3)]
     moment = (np.full((count, m), np.nan), np.full((count, m, m), np.nan), np.full(count, np.nan))
@@ -433,7 +489,7 @@ def fit_lobes(
         _writeable(data, np.float32),
         _writeable(weight, np.float32),
         _writeable(psf, np.float64),
-        _writeable(start, np.float64).reshape(count, 2 * lobes),
+        _writeable(start, np.float64),
         np.arange(count) if stamp is None else _writeable(stamp, np.int64),
         limit,
         terms,

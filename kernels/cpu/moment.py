@@ -28,13 +28,13 @@ def _axes(curve, least, along, value):
 def _beside(used, weighted, padded, at, h, square, column, gram, chi2, moment, covariance):
     """chi2 (7,) and linear dipoles (7, n) at the places `BESIDE` ``at``, and the covariance of the first."""
     n = len(covariance)
-    q, other = np.empty(2), np.empty((n, n))
+    q, other, every = np.empty(2), np.empty((n, n)), np.arange(n)
     for b in range(len(BESIDE)):
         for i in range(2):
             q[i] = at[i] + h * BESIDE[b, i]
         gram[n, n] = square
         _sum_stamp(used, weighted, padded, q, column, gram)
-        chi2[b] = _solve(gram, 1, 1, other, moment[b])
+        chi2[b] = _solve(gram, every, other, moment[b])
         if not np.isfinite(chi2[b]):
             moment[b] = np.nan
             other[:] = np.nan
