@@ -47,10 +47,12 @@ def user_cards(header: fits.Header) -> fits.Header:
 def unit_of(header: fits.Header) -> tuple[u.UnitBase | None, str]:
     """Unit of the pixels from BUNIT and, when it cannot be understood, the text that was there (else empty).
 
-    Spellings of the field that astropy does not know (``DN``, ``electrons``, ``ADU``, ``counts/s``) are understood.
+    Spellings of the field that astropy does not know (``DN``, ``electrons``, ``ADU``, ``counts/s``) are understood, and
+    ``S`` and ``A`` are seconds and Angstroms: no image is in siemens, amperes or years.
     """
     written = text(header, "BUNIT")
     known = {"electrons": "electron", "e-": "electron", "e": "electron", "dn": "adu", "counts": "count"}
+    known |= {"s": "s", "sec": "s", "second": "s", "seconds": "s", "a": "Angstrom", "ergs": "erg"}
     if not written:
         return None, ""
     with warnings.catch_warnings():

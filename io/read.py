@@ -15,6 +15,7 @@ from astropy.nddata import NDData
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io import variance as variances
+from skydelta.io.arrays import plane_of, taken_apart
 from skydelta.io.draft import Draft
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
@@ -208,12 +209,13 @@ def _open(
 
 
 def _from_array(array: Any, header: Any, dtype: str) -> Draft:
-    pixels = to_host(array)
+    values, masked, unit = taken_apart(array)
+    pixels = to_host(values)
     if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
         raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
     cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
-    if isinstance(array, u.Quantity) and "BUNIT" not in cards:
-        cards["BUNIT"] = array.unit.to_string()
+    if unit is not None and "BUNIT" not in cards:
+        cards["BUNIT"] = unit.to_string()
     native = pixels.dtype.newbyteorder("=")
     if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
         own = np.ascontiguousarray(pixels, native)
@@ -223,7 +225,7 @@ def _from_array(array: Any, header: Any, dtype: str) -> Draft:
     flags = Flags(MaskPlanes().bit("NO_DATA"))
     flags.apply(own)
     flags.native = native.name
-    stated = {"mask": np.ma.getmaskarray(array)} if isinstance(array, np.ma.MaskedArray) else {}
+    stated = {} if masked is None else {"mask": masked}
     return Draft(own, cards, flags, notes={"image": {"type": native.name}}, stated=stated)
 
 
@@ -240,7 +242,9 @@ def _from_nddata(data: NDData, dtype: str) -> Draft:
             raise InputError(
                 f"uncertainty {type(data.uncertainty).__name__} has no known meaning; known: {', '.join(UNCERTAINTIES)}"
             )
-        draft.stated[kind] = np.asarray(data.uncertainty.array)
+        # one without a unit is in that of the data
+        own = data.uncertainty.unit
+        draft.stated[kind] = data.uncertainty.array if own is None else u.Quantity(data.uncertainty.array, own)
     if data.mask is not None:
         draft.stated["mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
     return draft
@@ -327,7 +331,7 @@ class _Found(NamedTuple):
 def _plane(draft: Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
     """A plane given as array, ``FILE`` or ``FILE[EXT]``; its shape must be the image's."""
     if not isinstance(given, str | Path):
-        whole = given if backend_of(given).is_gpu else np.asarray(given)
+        whole = plane_of(given, kind, unit_of(draft.header)[0], draft.label)
         _same_shape(draft, kind, "array", whole.shape)
         part = whole if draft.section is None else whole[draft.section]
         native = part.astype(part.dtype.newbyteorder("="), copy=False)

@@ -11,6 +11,7 @@ from astropy.table import QTable
 from astropy.units import Quantity, UnitBase, UnitConversionError
 
 from skydelta.errors import ConfigError, InputError
+from skydelta.io.arrays import taken_apart
 from skydelta.io.catalog import FLAGS, Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhms
@@ -192,15 +193,14 @@ def _plain(values: Any, name: str, unit: UnitBase | None = None) -> tuple[Array,
     InputError
         Not numbers, or another unit.
     """
-    own = getattr(values, "unit", None)
-    if own is not None:
+    array, mask, own = taken_apart(values)
+    if own is not None and unit is not None:
         try:
-            values = Quantity(values).to_value(unit) if unit is not None else Quantity(values).value
+            array = array * own.to(unit)
         except UnitConversionError:
             raise InputError(f"fit: {name} is in {own}, which is no {unit}") from None
-    if np.ma.isMaskedArray(values):
-        values = np.ma.filled(values.astype(float), np.nan)
-    array = values if hasattr(values, "__cuda_array_interface__") else np.asarray(values)
+    if mask is not None:
+        array = np.where(mask, np.nan, array)
     if array.dtype.kind not in "biuf":
         raise InputError(f"fit: {name} holds {array.dtype}; real numbers are needed")
     return array, own

@@ -65,7 +65,7 @@ class AlignConfig(StageConfig):
     conserve: Literal["auto", "flux", "brightness"] = Field(
         "auto",
         description="what a change of pixel size keeps: flux per pixel times area, or brightness; auto: flux for "
-        "units that count per pixel (adu, electron, Jy), brightness for all others",
+        "units that count per pixel (adu, electron, electron/s, Jy), brightness for all others",
     )
 
     @field_validator("pixfrac")
@@ -86,7 +86,7 @@ class Align(Stage[AlignConfig]):
         No WCS, a frame that cannot be transformed, or no overlap.
     """
 
-    name, version = "align", 4
+    name, version = "align", 5
     inputs = {"image": Port(Exposure, "image to move"), "onto": Port(Exposure, "image whose grid is wanted")}
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 
@@ -219,9 +219,17 @@ class Align(Stage[AlignConfig]):
         """Whether a pixel value is a flux per pixel."""
         if self.config.conserve != "auto":
             return self.config.conserve == "flux"
-        return image.unit is not None and any(
-            image.unit.is_equivalent(unit) for unit in (u.adu, u.electron, u.photon, u.count, u.DN, u.Jy)
-        )
+        return image.unit is not None and _counts(image.unit)
+
+
+COUNTED = (u.adu, u.DN, u.electron, u.photon, u.count, u.Jy, u.mgy, u.erg / u.s / u.cm**2, u.erg / u.s / u.cm**2 / u.AA)
+"""Units of light that a pixel holds, as they are, per time and per pixel."""
+
+
+def _counts(unit: u.UnitBase) -> bool:
+    """Whether a pixel of an image in this unit holds light: twice as much where it is twice as large."""
+    ways = (unit, unit * u.s, unit * u.pix, unit * u.s * u.pix)
+    return any(way.is_equivalent(light) for way in ways for light in COUNTED)
 
 
 def _made(image: Exposure, onto: Exposure, tolerance: float, corners: bool = False) -> PixelMap:

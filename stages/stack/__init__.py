@@ -92,7 +92,7 @@ class Stack(Stage[StackConfig]):
         ``scaling = "stars"`` and too few stars in common.
     """
 
-    name, version = "stack", 3
+    name, version = "stack", 4
     inputs = {
         "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes", many=True),
         "onto": Port(
