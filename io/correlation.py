@@ -41,7 +41,19 @@ class NoiseCorrelation:
         return np.sqrt(self.moments[0])
 
     def of_box(self, width: float, height: float) -> np.ndarray:
-        """The same for a box of this size, px; a circular aperture is close to the square of its area."""
+        """The same for a box of this size, px; a circular aperture is close to the square of its area.
+
+        A box must be larger than the correlation reaches, about twice the footprint of the interpolation (in pixels of
+        the coarser grid): a smaller one, such as a single pixel, whose noise is that of the variance plane, gives
+        numbers that mean nothing.
+
+        Raises
+        ------
+        InputError
+            A side below 1 px.
+        """
+        if not min(width, height) >= 1:
+            raise InputError(f"of_box: {width:g} x {height:g} px; sides of 1 px and more are allowed")
         s, x, y, z = self.moments
         return np.sqrt(np.maximum(s - x / width - y / height + z / (width * height), 0.0))
 

@@ -172,3 +172,9 @@ def test_command_writes_it(compress, rng, tmp_path):
         found = NoiseCorrelation.of_hdu(hdus["NOISECOR"])
     wanted = skydelta.noise_correlation(plane(shape), plane(shape, turn=2.0), method="bilinear")
     np.testing.assert_allclose(found.factor, wanted.factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sides", [(0, 1), (-3, 1), (4, 0.5), (np.nan, 2)])
+def test_boxes_below_a_pixel_are_refused(sides):
+    with pytest.raises(InputError, match="sides of 1 px and more"):
+        NoiseCorrelation(np.ones((4, 1, 1)), 128).of_box(*sides)
