@@ -103,8 +103,8 @@ def read(
     saturation : float, optional
         Level in the unit of the pixels; before the cards of the header.
     checksum : {"warn", "error", "ignore"}
-        What is done when DATASUM or CHECKSUM of an HDU do not hold: a warning that is noted, or an InputError. Whole
-        HDUs are verified, parts of them are not.
+        What is done when DATASUM or CHECKSUM of an HDU do not hold: a warning that is noted, or an InputError. HDUs
+        that are read whole are verified; of parts, and of the other HDUs of the file, the headers.
     device : str
         auto, cpu, cuda or cuda:N.
 
@@ -183,12 +183,6 @@ def _open(
         raise opened.error(hdu, f"section {section_text(section)} of {hdu.shape[1]} x {hdu.shape[0]} px")
     place = backend if isinstance(opened, FitsFile) else CPU
     header, decoded, odd = opened.read(hdu, dtype, section, flags, place, checks)
-    for other in opened.hdus:
-        if other.fault is not None and other.size < 0:
-            try:
-                checks.lost(other, opened.label)
-            except InputError as e:
-                raise opened.error(other, str(e)) from None
     draft = Draft(decoded, opened.keywords(hdu, header), flags, opened, hdu, place=place, section=section)
     draft.opened.append(opened)
     draft.warnings += [*opened.oddities, *odd]
@@ -285,6 +279,8 @@ def _complete(
         draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
     wcs = _wcs(draft)
     attached = _psf(draft, psf, stack)
+    for opened in draft.opened:
+        opened.judge(draft.checks)
     counted = [s.counted for s in draft.opened if isinstance(s, FitsFile) and s.counted is not None]
     if counted:
         draft.notes["read"] = summary(counted)
@@ -343,6 +339,7 @@ def _plane(draft: Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
     name = f"{Path(path).name} {hdu.label}"
     _same_shape(draft, kind, name, hdu.shape)
     header, pixels, odd = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
+    source.judge(draft.checks)
     draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
     return _Found(pixels, source.keywords(hdu, header), name, own=True)
 

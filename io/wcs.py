@@ -22,7 +22,17 @@ SINGULAR = 1e8
 """Condition number of the linear matrix above which an image has no area on the sky."""
 
 _TABLE_CARDS = ("CPDIS1", "CPDIS2", "D2IMDIS1", "D2IMDIS2", "AXISCORR")
-_HARMLESS = ("datfix", "RADECSYS", "unitfix", "more axes", "CROTA = ", "AXISCORR", "obsfix", "PROJP")
+_HARMLESS = (
+    "datfix",
+    "RADECSYS",
+    "unitfix",
+    "more axes",
+    "CROTA = ",
+    "AXISCORR",
+    "obsfix",
+    "PROJP",
+    "keyword is invalid",
+)
 
 
 _PLATE = re.compile(r"(AMD[XY]\d+|[XY]PIXELSZ|PPO\d|CNPIX\d|PLT(RA|DEC).*|PLTSCALE)\Z")
@@ -130,9 +140,16 @@ def _contradictions(header: fits.Header, types: dict[int, str]) -> list[str]:
 
 
 def _defaults(header: fits.Header, types: dict[int, str]) -> list[str]:
-    """Cards of the sky axes that are missing; the standard's defaults put the image somewhere else, silently."""
+    """Cards of the sky axes that are missing or no numbers: the standard's defaults put the image somewhere else."""
     sky = [i for i, t in types.items() if "-" in t]
-    notes = [f"{k}{i} is missing and taken as 0" for k in ("CRVAL", "CRPIX") for i in sky if f"{k}{i}" not in header]
+    notes = []
+    for card in (f"{k}{i}" for k in ("CRVAL", "CRPIX") for i in sky):
+        value = last(header, card)
+        if card not in header:
+            notes.append(f"{card} is missing and taken as 0")
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            shown = "without a value" if value is None else f"{value!r}, no number,"
+            notes.append(f"{card} is {shown} and taken as 0: the WCS is wrong")
     if sky and not any(re.fullmatch(r"(CD|PC)\d+_\d+|CDELT\d+", k) for k in header):
         notes.append("no CD, PC or CDELT card: a pixel is taken as one degree")
     return notes
@@ -158,8 +175,9 @@ def _without_tables(header: fits.Header) -> fits.Header:
 
 
 def _said(caught: list[warnings.WarningMessage]) -> list[str]:
+    """What astropy and wcslib warn of: cards that wcslib could not parse come as they are written."""
     said = [str(w.message).splitlines()[0] for w in caught if not issubclass(w.category, DeprecationWarning)]
-    return sorted({s for s in said if not any(h in s for h in _HARMLESS)})
+    return sorted({f"WCS: {s}" for s in said if not any(h in s for h in _HARMLESS)})
 
 
 def _reason(error: Exception) -> str:

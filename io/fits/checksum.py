@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from astropy.io import fits
 
 from skydelta.errors import ConfigError, InputError
@@ -18,7 +17,7 @@ from skydelta.io.fits.cards import Cards
 from skydelta.io.fits.layout import BLOCK, Hdu
 from skydelta.io.storage import Content
 from skydelta.io.tally import Tally
-from skydelta.kernels.checksum import add_words, word_sum
+from skydelta.kernels.checksum import add_words
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +26,14 @@ POLICIES = ("warn", "error", "ignore")
 
 ALL_ONES = 0xFFFFFFFF
 """What the words of header and data of an HDU add up to when CHECKSUM holds."""
+
+
+CHANGED = "the header has changed since"
+UNTRUSTED = "its cards, the WCS among them, cannot be trusted (damage, or a program that left the sum as it was)"
+"""Of a header whose sum does not hold."""
+
+SHOWN = 8
+"""HDUs that are named of as many as there are, where headers alone were looked at."""
 
 
 @dataclass
@@ -39,7 +46,10 @@ class Checks:
     right, absent, section : int
         HDUs whose sums hold, that have none, and of which only a part was read.
     wrong : list of str
-        A line for each other one, with the file's name and the HDU.
+        A line for each other one, with the file's name and the HDU; one for all HDUs of a file of which the header
+        alone was looked at.
+    judged : set of (str, int)
+        File and number of the HDUs that nothing more is to be said of.
 
     Raises
     ------
@@ -52,6 +62,7 @@ class Checks:
     absent: int = 0
     section: int = 0
     wrong: list[str] = field(default_factory=list)
+    judged: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -78,30 +89,45 @@ class Checks:
             A sum does not hold, and the policy is ``error``.
         """
         said, numbers = verdict(hdu, tally)
-        if not said:
-            if compared(hdu, numbers):
-                self.right += 1
-            else:
-                self.absent += 1
-            return
-        if self.policy == "error":
-            raise InputError(said, **numbers)
-        log.warning("%s: %s: %s", label, hdu.label, said)
-        self.wrong.append(f"{Path(label).name} {hdu.label}: {said}")
+        self.judged.add((label, hdu.index))
+        if said:
+            self._complain(hdu.label, said, label, **numbers)
+        elif compared(hdu, numbers):
+            self.right += 1
+        else:
+            self.absent += 1
 
-    def lost(self, hdu: Hdu, label: str) -> None:
-        """Say of an HDU that hides all that follows it that it is wrong: its own sums cannot be.
+    def others(self, hdus: list[Hdu], content: Content, label: str) -> None:
+        """Judge what was not read whole of a file: an HDU that hides all that follows it, and headers.
+
+        A plane of the image may go by another name since its header was damaged. DATASUM, itself in the header, stands
+        for the data; where it is missing, they are read under the policy ``error`` alone.
 
         Raises
         ------
         InputError
-            The policy is ``error``.
+            One is wrong, and the policy is ``error``.
         """
-        said = f"cannot be read, and what follows it, planes of this image perhaps, is lost: {hdu.fault}"
+        left = [h for h in hdus if (label, h.index) not in self.judged]
+        self.judged.update((label, h.index) for h in left)
+        for hdu in left:
+            if hdu.fault is not None and hdu.size < 0:
+                lost = f"cannot be read, and what follows it, planes of this image perhaps, is lost: {hdu.fault}"
+                self._complain(hdu.label, lost, label)
+        if self.policy == "ignore":
+            return
+        thorough = self.policy == "error"
+        changed = [h.label for h in left if h.size >= 0 and _header_changed(h, content, thorough)]
+        if changed:
+            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+            said = f"CHECKSUM does not hold: {CHANGED}; {UNTRUSTED}, and a name may hide a plane of this image"
+            self._complain(", ".join(changed[:SHOWN]) + more, said, label)
+
+    def _complain(self, where: str, said: str, label: str, **numbers: object) -> None:
         if self.policy == "error":
-            raise InputError(said)
-        log.warning("%s: %s: %s", label, hdu.label, said)
-        self.wrong.append(f"{Path(label).name} {hdu.label}: {said}")
+            raise InputError(f"{label}: {where}: {said}", **numbers)
+        log.warning("%s: %s: %s", label, where, said)
+        self.wrong.append(f"{Path(label).name} {where}: {said}")
 
     def note(self) -> dict[str, Any]:
         """For the notes of an exposure, JSON-able."""
@@ -109,6 +135,24 @@ class Checks:
             return {"policy": self.policy, **({"wrong": self.wrong} if self.wrong else {})}
         counts = {"right": self.right, "absent": self.absent, "section": self.section, "wrong": self.wrong}
         return {"policy": self.policy, **{name: found for name, found in counts.items() if found}}
+
+
+def _header_changed(hdu: Hdu, content: Content, thorough: bool) -> bool:
+    """Whether CHECKSUM says that a header is not as it was.
+
+    A DATASUM of 0 is that of zeros, or was never filled in: the data tell, where the sums do not go together. They are
+    read for a missing one where ``thorough``.
+    """
+    data_sum = _datasum(hdu)
+    if _checksum(hdu) is None:
+        return False
+    if isinstance(data_sum, str):
+        return True
+    if data_sum is not None and add_words(hdu.words, data_sum) in (0, ALL_ONES):
+        return False
+    if data_sum or hdu.fault or (data_sum is None and not thorough):
+        return bool(data_sum)
+    return bool(verdict(hdu, tally_of(hdu, content))[0])
 
 
 def compared(hdu: Hdu, numbers: dict[str, object]) -> bool:
@@ -140,9 +184,7 @@ def verdict(hdu: Hdu, tally: Tally) -> tuple[str, dict[str, object]]:
     numbers: dict[str, object] = {"datasum": data_sum, "found": total}
     whole = ALL_ONES
     if checksum is not None:
-        header = np.empty(hdu.data - hdu.start, np.uint8)
-        got = tally.content.read_into(hdu.start, header)
-        whole = add_words(word_sum(header[:got]), total)
+        whole = add_words(hdu.words, total)
     holds = whole in (0, ALL_ONES)
     together = f"CHECKSUM = {checksum!r}: header and data sum to {whole}, {ALL_ONES} is needed"
     if isinstance(data_sum, str):
@@ -158,7 +200,7 @@ def verdict(hdu: Hdu, tally: Tally) -> tuple[str, dict[str, object]]:
         return "", numbers
     if data_sum is None:
         return f"{together}: header or data have changed since", numbers
-    return f"{together}; DATASUM holds: the header has changed since, the data have not", numbers
+    return f"{together}; DATASUM holds: {CHANGED}, the data have not; {UNTRUSTED}", numbers
 
 
 def _datasum(hdu: Hdu) -> int | str | None:

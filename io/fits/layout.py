@@ -10,11 +10,13 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
 from astropy.io import fits
 
 from skydelta.errors import InputError
 from skydelta.io.fits.cards import CARD, Cards, integer, last, text
 from skydelta.io.storage import Content
+from skydelta.kernels.checksum import add_words, word_sum
 
 BLOCK = 2880
 BITPIX = (8, 16, 32, 64, -32, -64)
@@ -43,6 +45,8 @@ class Hdu:
         Bytes of data, padding excluded; -1 where a fault hides it, and with it all that follows.
     shape : tuple of int
         Of the image, (y, x) order; empty without pixels.
+    words : int
+        Checksum of the header: the ones-complement sum of its 32-bit words.
     fault : str or None
         Why the HDU cannot be used.
     """
@@ -54,6 +58,7 @@ class Hdu:
     data: int = 0
     size: int = 0
     shape: tuple[int, ...] = ()
+    words: int = 0
     fault: str | None = None
 
     @property
@@ -144,8 +149,8 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
         if not offset and not re.match(rb"SIMPLE  *=", head):
             raise InputError(f"{path}: not FITS: starts with {head[:9]!r}, SIMPLE = is needed")
         try:
-            cards, data = _header(content, offset)
-            hdu = _interpret(Hdu(len(hdus), "other", cards, offset, data), content.size)
+            cards, data, words = _header(content, offset)
+            hdu = _interpret(Hdu(len(hdus), "other", cards, offset, data, words=words), content.size)
         except InputError as e:
             if not hdus:
                 raise InputError(f"{path}: HDU 0: {e}", **e.numbers) from None
@@ -165,12 +170,13 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
     return hdus, oddities
 
 
-def _header(content: Content, offset: int) -> tuple[Cards, int]:
-    """Header at ``offset`` and the first byte behind it."""
+def _header(content: Content, offset: int) -> tuple[Cards, int, int]:
+    """Header at ``offset``, the first byte behind it, and the checksum of its bytes."""
     blocks: list[bytes] = []
-    at = offset
+    at, words = offset, 0
     while at - offset < MAX_HEADER:
         block = content.read(at, BLOCK)
+        words = add_words(words, word_sum(np.frombuffer(block, np.uint8)))
         for i in range(0, len(block), CARD):
             keyword = block[i : i + 8]
             if keyword in (b"END     ", b"END"):
@@ -185,7 +191,7 @@ def _header(content: Content, offset: int) -> tuple[Cards, int]:
                 # control characters inside cards would make the header unusable for every later card
                 cards = re.sub(rb"[\x00-\x1f]", b" ", b"".join(blocks))
                 plain = re.sub(rb"[^ -~]", b"?", cards).decode("ascii")
-                return Cards(plain), at + BLOCK
+                return Cards(plain), at + BLOCK, words
             if not _KEYWORD.match(keyword.replace(b"\x00", b" ")):
                 n = (at - offset + i) // CARD
                 if b"\n" in content.read(offset, 2 * CARD + 8):

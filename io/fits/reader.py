@@ -136,7 +136,8 @@ class Source:
         try:
             return self._pixels(hdu, dtype, section, flags, backend, checks)
         except InputError as e:
-            raise self.error(hdu, str(e).removeprefix(f"{self.label}: "), **e.numbers) from None
+            said = str(e).removeprefix(f"{self.label}: ").removeprefix(f"{hdu.label}: ")
+            raise self.error(hdu, said, **e.numbers) from None
         except MemoryError:
             raise self.error(hdu, f"shape {hdu.shape} does not fit in memory") from None
 
@@ -170,7 +171,18 @@ class Source:
         """
         checks = Checks(checksum)
         hdu = self.image() if extension is None else self.find(extension)
-        return self._checked(hdu, dtype, section, None, resolve(device), checks)[0]
+        pixels = self._checked(hdu, dtype, section, None, resolve(device), checks)[0]
+        self.judge(checks, self.hdus if extension is None else [hdu])
+        return pixels
+
+    def judge(self, checks: Checks, hdus: list[Hdu] | None = None) -> None:
+        """Hold the headers of all HDUs (or of these) that were not read whole against their sums.
+
+        Raises
+        ------
+        InputError
+            One does not hold, and ``checks`` makes it an error.
+        """
 
     def keywords(self, hdu: Hdu, header: fits.Header | None = None) -> fits.Header:
         """Cards of the HDU over those of a primary HDU without pixels."""
@@ -365,6 +377,9 @@ class FitsFile(Source):
 
     def _header(self, hdu: Hdu) -> fits.Header:
         return header_of(hdu)
+
+    def judge(self, checks: Checks, hdus: list[Hdu] | None = None) -> None:
+        checks.others(self.hdus if hdus is None else hdus, self.content, self.label)
 
     def astropy(self) -> fits.HDUList:
         return fits.HDUList.fromstring(self.content.read(0, self.content.size))

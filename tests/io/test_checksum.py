@@ -192,7 +192,7 @@ def test_no_byte_is_read_twice(path, monkeypatch, name):
         before = file.counted.bytes
         file.pixels(name, checksum="error")
         more = file.counted.bytes - before - plain
-    assert more == hdu.data - hdu.start + -hdu.size % 2880
+    assert more == -hdu.size % 2880, "the header was read when the file was opened"
 
 
 def restated(path, index, changes, out):
@@ -359,6 +359,98 @@ def test_what_a_read_says(visit, caplog):
     for call in (skydelta.read, lambda path, **named: skydelta.open(path).pixels("SCI", **named)):
         with pytest.raises(ConfigError, match="checksum 'strict'; allowed are warn, error, ignore"):
             call(sound, checksum="strict")
+
+
+def bit_of(path, name, card, after, bit):
+    """The file with a bit of a card flipped, so many bytes behind its beginning."""
+    with skydelta.open(path) as file:
+        hdu = file.find(name)
+        raw = file.content.read(0, file.content.size)
+    return flipped(path, raw.index(f"{card:8}=".encode(), hdu.start, hdu.data) + after, bit)
+
+
+@pytest.mark.filterwarnings("ignore::astropy.utils.exceptions.AstropyWarning")
+@pytest.mark.parametrize(
+    ("name", "kind", "after"),
+    [("VAR", "variance", 11), ("VAR", "variance", 0), ("VAR", "variance", 8), ("DQ", "mask", 11)],
+)
+def test_a_plane_whose_name_is_damaged_is_not_hidden_in_silence(visit, name, kind, after):
+    damaged = bit_of(visit[0], name, "EXTNAME", after, 0)
+    assert len(complaints(damaged)) == 1
+    index = {"VAR": 2, "DQ": 3}[name]
+    calls = {
+        "whole": lambda **named: skydelta.read(damaged, device="cpu", **named),
+        "part": lambda **named: skydelta.read(f"{damaged}[1:20,1:30]", device="cpu", **named),
+        "given": lambda **named: skydelta.read(visit[0], mask=damaged, device="cpu", **named),
+        "many": lambda **named: next(iter(skydelta.read_many([damaged], device="cpu", **named))),
+        "pixels": lambda **named: skydelta.open(damaged).pixels(**named),
+    }
+    for call in calls.values():
+        with pytest.raises(InputError, match=rf"damaged\.fits: HDU {index}.*: .*the header has changed since"):
+            call(checksum="error")
+    for how in ("whole", "part", "many"):
+        found = calls[how]()
+        assert found.notes[kind]["source"] in ("measured", "none")
+        (line,) = found.notes["checksum"]["wrong"]
+        assert re.match(rf"damaged\.fits HDU {index}.*: CHECKSUM does not hold", line)
+        assert line in found.notes["warnings"]
+    assert "wrong" not in skydelta.read(damaged, device="cpu", checksum="ignore").notes["checksum"]
+    assert skydelta.open(damaged).pixels("SCI", checksum="error").shape == SHAPE, "asked for by name"
+
+
+def test_headers_of_other_hdus_are_judged_in_one_line_without_their_data(tmp_path, rng):
+    """Twelve detectors of which ten have cards that a program changed; an HDU without DATASUM is read on demand."""
+    image = rng.normal(100, 1, SHAPE).astype(np.float32)
+    hdus = [fits.ImageHDU(image, name=f"CCD{i}") for i in range(12)]
+    fits.HDUList([fits.PrimaryHDU(), *hdus]).writeto(tmp_path / "a.fits", checksum=True)
+    raw = (tmp_path / "a.fits").read_bytes()
+    for i in range(2, 12):
+        raw = raw.replace(f"'CCD{i}".encode(), f"'DET{i}".encode())
+    (tmp_path / "b.fits").write_bytes(raw)
+    sizes = {}
+    for name in ("a.fits", "b.fits"):
+        with skydelta.open(tmp_path / name) as file:
+            found = skydelta.read(file, image="CCD0", device="cpu")
+            sizes[name] = file.counted.bytes
+    assert sizes["a.fits"] == sizes["b.fits"]
+    (line,) = found.notes["checksum"]["wrong"]
+    assert line.startswith("b.fits HDU 3 (DET2), HDU 4 (DET3), ")
+    assert " and 2 more: " in line
+    for kept in ("'0'", ""):
+        bare = restated(tmp_path / "a.fits", 5, {"DATASUM": kept}, tmp_path / "c.fits")
+        restated(bare, 5, {"CHECKSUM": f"'{'0' * 16}'"}, tmp_path / "d.fits")
+        with skydelta.open(tmp_path / "d.fits") as file:
+            hdu = file.hdus[5]
+            total = oracle(file.content.read(hdu.start, hdu.data + -(-hdu.size // 2880) * 2880 - hdu.start))
+        made = fits.ImageHDU()._char_encode(~total & 0xFFFFFFFF)
+        sound = restated(tmp_path / "d.fits", 5, {"CHECKSUM": f"'{made}'"}, tmp_path / "c.fits")
+        with skydelta.open(sound) as file:
+            assert not verdict(file.hdus[5], tally_of(file.hdus[5], file.content))[0]
+        assert skydelta.read(sound, image="CCD0", device="cpu", checksum="error").notes["checksum"]["right"] == 1
+        damaged = bit_of(sound, "CCD4", "EXTNAME", 12, 1)
+        assert ("wrong" in skydelta.read(damaged, image="CCD0", device="cpu").notes["checksum"]) == bool(kept)
+        with pytest.raises(InputError, match=r"HDU 5 \(CAD4\): CHECKSUM does not hold"):
+            skydelta.read(damaged, image="CCD0", device="cpu", checksum="error")
+
+
+@pytest.mark.filterwarnings("ignore::astropy.utils.exceptions.AstropyWarning")
+def test_a_damaged_wcs_is_said_to_be_that(tmp_path, rng):
+    header = support_io.tan().to_header()
+    image = fits.ImageHDU(rng.normal(100, 1, SHAPE).astype(np.float32), header, name="SCI")
+    fits.HDUList([fits.PrimaryHDU(), image]).writeto(tmp_path / "a.fits", checksum=True)
+    for after, said in ((2, "CRVAL1 is missing"), (15, "no number, and taken as 0"), (29, None)):
+        damaged = bit_of(tmp_path / "a.fits", "SCI", "CRVAL1", after, 2)
+        for source in (damaged, f"{damaged}[1:20,1:30]"):
+            found = skydelta.read(source, device="cpu")
+            (line,) = found.notes["checksum"]["wrong"]
+            assert re.match(r"damaged\.fits HDU 1 \(SCI\): CHECKSUM .* the WCS among them, cannot be trusted", line)
+            assert said is None or any(said in other for other in found.notes["warnings"][1:])
+            with pytest.raises(InputError, match=r"HDU 1 \(SCI\): CHECKSUM .* the WCS among them, cannot be trusted"):
+                skydelta.read(source, device="cpu", checksum="error")
+    # cards of a primary without pixels go for the image too
+    damaged = flipped(tmp_path / "a.fits", 80 + 60, 0)
+    with pytest.raises(InputError, match=r"HDU 0: CHECKSUM does not hold: the header has changed"):
+        skydelta.read(damaged, device="cpu", checksum="error")
 
 
 def test_many_files(visit):
