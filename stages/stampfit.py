@@ -271,24 +271,24 @@ class _Task:
 
     def measured(self, rows: slice, forced: bool, residuals: bool) -> dict[str, np.ndarray]:
         """Columns of one batch, positions in the stamp."""
-        own, found, scaled, good = self.fitted(rows, forced)
+        own, found, scaled = self.fitted(rows, forced)
         columns = found.columns(scaled, self.side // 2)
         if residuals:
-            columns["residual"] = self.residual(own, found, scaled, good)
+            columns["residual"] = self.residual(own, found, scaled)
         return columns
 
-    def fitted(self, rows: slice, forced: bool) -> tuple[Stamps, Found, Scaled, Array]:
-        """The stamps of one batch, their fits, the scales of both, and which pixels were used."""
+    def fitted(self, rows: slice, forced: bool) -> tuple[Stamps, Found, Scaled]:
+        """The stamps of one batch, their fits, and the scales of both."""
         xp = self.backend.xp
         data = self._part(self.stamps, rows)
         good = xp.isfinite(data)
-        variance = xp.ones_like(data)
+        variance = None
         if self.variance is not None:
             variance = xp.broadcast_to(self._part(self.variance, rows), data.shape)
             good &= xp.isfinite(variance) & (variance > 0)
         if self.mask is not None:
             good &= self._part(self.mask, rows) == 0
-        scaled = Scaled.of(data, xp.where(good, variance, 1.0), good, self.terms > 0)
+        scaled = Scaled.of(data, variance, good, self.terms > 0)
         psf, middle = self.psf[rows] if len(self.psf) > 1 else self.psf, self.side // 2
         n = len(data)
         own = Stamps(
@@ -312,9 +312,9 @@ class _Task:
             found = Found(lobes, free, known, undetermined(lobes))
         else:
             found = _dipole(own, sigma, known)
-        return own, found, scaled, good
+        return own, found, scaled
 
-    def residual(self, own: Stamps, found: Found, scaled: Scaled, good: Array) -> np.ndarray:
+    def residual(self, own: Stamps, found: Found, scaled: Scaled) -> np.ndarray:
         """Stamps less their models, (n, k, k), NaN where not used."""
         fit, n = found.fit, len(found.fit.chi2)
         if fit.has_width:
@@ -326,7 +326,7 @@ class _Task:
         level, across, down = np.where(fit.usable, fit.background.T, np.nan).reshape(3, n, 1, 1)
         o = np.arange(self.side) - self.side // 2
         left = to_host(left).astype(float)[:, : self.side, : self.side] - (level + across * o + down * o[:, None])
-        return np.where(to_host(good), left * scaled.scale[:, None, None], np.nan)
+        return np.where(to_host(scaled.good), left * scaled.scale[:, None, None], np.nan)
 
     def table(self, columns: dict[str, np.ndarray]) -> FitResult:
         out = FitResult()
@@ -374,9 +374,9 @@ class _Joint:
         """Columns of one batch, as of `_Task`."""
         tasks = (self.science, self.template)
         parts = [task.fitted(rows, forced) for task in tasks]
-        plain = [in_units(found.fit, scaled.scale, scaled.level) for _, found, scaled, _ in parts]
+        plain = [in_units(found.fit, scaled.scale, scaled.level) for _, found, scaled in parts]
         both = lobes_of(*plain)
-        free = sum(found.free for _, found, _, _ in parts)
+        free = sum(found.free for _, found, _ in parts)
         degenerate = np.zeros(len(both.chi2), bool) if forced else undetermined(both)
         scaled = parts[0][2]
         unscaled = replace(scaled, scale=np.ones_like(scaled.scale), level=np.zeros_like(scaled.level))

@@ -33,34 +33,64 @@ COLUMNS["gaussian_dipole"] = (*COLUMNS["dipole"], "sigma")
 COMMON = ("background", "background_err", "chi2", "dof", "bic", "n_eval", "status", "flags")
 
 
+MOST = 1e18
+"""Of a pixel, in units of the noise: float32 holds its square; what is more counts as no number."""
+
+
 @dataclass(frozen=True)
 class Scaled:
     """Stamps in units of about their noise and less their mean, so that float32 holds them, with odd sides.
 
-    Scales are powers of two: nothing is rounded by them. Without a background (``floating`` is False) no mean is taken
-    away. An even side gets a row and a column of weight zero.
+    Scales are powers of two: nothing is rounded by them. Where no variance is given (None) they follow from the median
+    deviation from the median. Without a background (``floating`` is False) no mean is taken away. An even side gets a
+    row and a column of weight zero. ``good`` are the pixels that were used.
     """
 
     data: Array
     weight: Array
+    good: Array
     level: np.ndarray
     scale: np.ndarray
 
     @classmethod
-    def of(cls, data: Array, variance: Array, good: Array, floating: bool) -> Scaled:
+    def of(cls, data: Array, variance: Array | None, good: Array, floating: bool) -> Scaled:
         xp, (n, side, _) = backend_of(data).xp, data.shape
-        count = xp.maximum(good.sum(axis=(1, 2)), 1)
-        data = xp.where(good, data, 0.0)
-        level = data.sum(axis=(1, 2)) / count * floating
-        data = xp.where(good, data - level[:, None, None], 0.0)
-        typical = xp.where(good, variance, 0.0).sum(axis=(1, 2)) / count
-        scale = xp.exp2(xp.rint(0.5 * xp.log2(xp.where(typical > 0, typical, 1.0))))
-        weight = xp.where(good, scale[:, None, None] ** 2 / variance, 0.0)
+        known = 1.0 if variance is None else xp.where(good, variance, 1.0)
+        size = _spread(data, good) if variance is None else xp.sqrt(_mean(known, good))
+        scale = xp.exp2(xp.rint(xp.log2(xp.where(size > 0, size, 1.0))))[:, None, None]
+        data = xp.where(good, data, 0.0) / scale
+        good = good & (xp.abs(data) < MOST)
+        level = _mean(data, good) * floating
+        weight = xp.where(good, (1.0 if variance is None else scale**2) / known, 0.0)
         odd = side + 1 - side % 2
         planes = xp.zeros((2, n, odd, odd), np.float32)
-        planes[0, :, :side, :side] = data / scale[:, None, None]
+        planes[0, :, :side, :side] = xp.where(good, data - level[:, None, None], 0.0)
         planes[1, :, :side, :side] = weight
-        return cls(planes[0], planes[1], to_host(level), to_host(scale))
+        scales = to_host(scale[:, 0, 0])
+        return cls(planes[0], planes[1], good, to_host(level) * scales, scales)
+
+
+def _mean(values: Array, good: Array) -> Array:
+    xp = backend_of(good).xp
+    return xp.where(good, values, 0.0).sum(axis=(1, 2)) / xp.maximum(good.sum(axis=(1, 2)), 1)
+
+
+def _spread(data: Array, good: Array) -> Array:
+    """Median deviation from the median of each stamp (n,); where it is 0 the mean one, where that is 0 the value."""
+    xp, (n, height, width) = backend_of(data).xp, data.shape
+    middle = (xp.maximum(good.sum(axis=(1, 2)), 1) - 1) // 2
+
+    def median(values: Array) -> Array:
+        return xp.sort(xp.where(good, values, np.inf).reshape(n, height * width), axis=1)[xp.arange(n), middle][
+            :, None, None
+        ]
+
+    data = xp.where(good, data, 0.0)
+    off = xp.where(good, xp.abs(data - xp.where(good, median(data), 0.0)), 0.0)
+    size = xp.where(good.any(axis=(1, 2)), median(off)[:, 0, 0], 0.0)
+    for less_robust in (off, xp.abs(data)):
+        size = xp.where(size > 0, size, _mean(less_robust, good))
+    return size
 
 
 @dataclass(frozen=True)

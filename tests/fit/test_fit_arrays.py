@@ -230,6 +230,40 @@ def test_scale_and_pedestal_change_nothing(rng, model):
         np.testing.assert_allclose(got["bic"], want["bic"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("model", list(COLUMNS))
+def test_no_unit_is_too_large_or_too_small(rng, model):
+    """Without a variance too; powers of two round nothing, so that every bit is the same."""
+    data = stamps(rng, *(points(rng, 20, 20, 200) if model == "point" else dipoles(rng, 20, (40, 200), (2, 3))))
+    data[0] = 5.0
+    data[1, ::2] = 0.0  # more than half the pixels of one value
+    psf = None if model == "gaussian_dipole" else PSF
+    for variance in (None, 1.0):
+        want = skydelta.fit(data, model=model, psf=psf, variance=variance)
+        for power in (-180, -100, 40, 120, 170):
+            by, size = 2.0**power, variance and 4.0**power
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                got = skydelta.fit(data * by, model=model, psf=psf, variance=size)
+            for name in (*COLUMNS[model], "n_eval", "status", "flags"):
+                linear = name.startswith(("flux", "moment"))
+                np.testing.assert_array_equal(np.asarray(got[name]), want[name] * by if linear else want[name], name)
+
+
+def test_pixels_that_float32_cannot_hold_do_not_count(rng):
+    """As those that are no numbers: nobody can have measured 1e18 times the noise."""
+    data = stamps(rng, *points(rng, 20, 50, 200))
+    spoiled = np.zeros(data.shape, bool)
+    spoiled[:10, 3, 4:7] = True
+    want = skydelta.fit(np.where(spoiled, np.nan, data), psf=PSF, variance=1.0)
+    for value in (1e19, -1e30, 1e39, 1e200):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = skydelta.fit(np.where(spoiled, value, data), psf=PSF, variance=1.0, residuals=True)
+            same(got[want.colnames], want)
+            assert (np.isnan(got["residual"]) == spoiled).all()
+            assert skydelta.fit(np.full((1, 21, 21), value), psf=PSF, variance=1.0)["status"] == "no data"
+
+
 def test_units_only_where_the_input_had_them(rng):
     at, flux = points(rng, 5, 50, 100)
     data = stamps(rng, at, flux)
