@@ -474,7 +474,7 @@ def _variance(
     else:
         draft.warnings.append(f"{usable} usable pixels: no variance can be estimated")
     nothing = draft.place.xp.full(pixels.shape, np.nan, np.float32)
-    return variances.Variance(nothing, {"source": "none", "kind": "none"})
+    return variances.Variance(nothing, {"source": "none", "kind": "none", "usable_pixels": usable})
 
 
 def _sum_of_components(draft: Draft, source: Source) -> tuple[Array, str]:
@@ -524,9 +524,10 @@ def _number(draft: Draft, card: str) -> float | None:
 
 
 def _why_unusable(found: variances.Variance) -> str:
-    """Why no pixel is left: a stated plane that is a variance nowhere, or masks and missing pixels."""
-    xp = backend_of(found.values).xp
-    if found.note["kind"] in ("estimated", "none") or bool(xp.isfinite(found.values).any()):
+    """Why no pixel is left: no variance, a stated plane that is one nowhere, or masks and missing pixels."""
+    if found.note.get("usable_pixels"):
+        return "no usable pixel: none has a variance; give a variance, or a gain"
+    if found.note["kind"] in ("estimated", "none") or bool(backend_of(found.values).xp.isfinite(found.values).any()):
         return "no usable pixel: all are masked"
     return (
         f"no usable pixel: the variance from {found.note['source']} (read as {found.note['kind']}) has no finite "

@@ -89,10 +89,15 @@ class Background(Stage[BackgroundConfig]):
         first = _Cells.measure(image.image[::step, ::step], good[::step, ::step], size // step)
         if not first.valid.any():
             usable = float(good.mean())
+            why = (
+                f"none of {first.valid.size} cells of {size} px has enough usable pixels ({usable:.2%} of "
+                "all are usable, 10 % of a cell are needed)"
+            )
+            if not usable:  # what the reader said of it, if it did
+                said = [w for w in image.notes.get("warnings", ()) if w.startswith("no usable pixel")]
+                why = said[0] if said else "no usable pixel"
             raise AlgorithmError(
-                f"background {image.id}".rstrip()
-                + f": none of {first.valid.size} cells of {size} px has enough usable "
-                f"pixels ({usable:.2%} of all are usable, 10 % of a cell are needed)",
+                f"background {image.id}".rstrip() + f": {why}",
                 usable_fraction=usable,
                 cells=first.valid.size,
             )

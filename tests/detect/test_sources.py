@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 from support_sources import SIGMA, draw, exposure, flux_of
 
 import skydelta
-from skydelta.errors import ConfigError, InputError
+from skydelta.errors import AlgorithmError, ConfigError, InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import CPU, resolve
@@ -464,6 +464,14 @@ def test_no_image_is_an_exception(rng, kind):
     catalog = skydelta.detect(image, variance=variance)
     assert np.isfinite(places(catalog)).all()
     assert "psf_assumed" in catalog.meta["detect"]["flags"] or len(catalog)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [(5.0, "none has a variance; give a variance, or a gain"), (np.nan, "all are masked")]
+)
+def test_an_image_of_nothing_says_why(value, why):
+    with pytest.raises(AlgorithmError, match=f"^background: no usable pixel: {why}$"):
+        skydelta.detect(np.full((100, 100), value))
 
 
 def test_threads_and_devices_change_nothing(monkeypatch, rng):
