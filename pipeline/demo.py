@@ -19,10 +19,10 @@ from rich.table import Table
 from skydelta.errors import SkydeltaError
 from skydelta.io.catalog import Catalog
 from skydelta.kernels.backend import resolve
-from skydelta.pipeline.doctor import warm_up
 from skydelta.pipeline.reportitem import SUSPECT
 from skydelta.pipeline.runner import run
 from skydelta.pipeline.simulate import simulate
+from skydelta.pipeline.warm import warm_up
 
 FOLDER = Path("demo-output")
 

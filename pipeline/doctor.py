@@ -8,13 +8,11 @@ import importlib.util
 import os
 import platform
 import tempfile
-import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import get_args
 
-from skydelta.errors import AlgorithmError, ConfigError, DeviceError
+from skydelta.errors import ConfigError, DeviceError
 from skydelta.kernels.backend import cuda_device_count, cupy, resolve
 
 PROBE = 1 << 20
@@ -162,38 +160,3 @@ def _cache() -> Finding:
     numba = os.environ.get("NUMBA_CACHE_DIR", "beside the package, or the user's cache folder")
     cuda = os.environ.get("CUPY_CACHE_DIR", str(Path.home() / ".cupy" / "kernel_cache"))
     return Finding("kernel caches", f"numba: {numba}", f"cupy: {cuda}")
-
-
-def warm_up(device: str = "auto") -> float:
-    """Compile every kernel of the main job once, on a small simulated pair; returns the seconds it took.
-
-    The usual codecs of compressed files are among them: quantised and lossless Rice, and GZIP.
-
-    Raises
-    ------
-    AlgorithmError
-        The job does not run on this machine.
-    """
-    from skydelta.io.fits.writer import write
-    from skydelta.io.read import read
-    from skydelta.kernels.resample import Method
-    from skydelta.pipeline.runner import run
-    from skydelta.pipeline.simulate import simulate
-    from skydelta.stages.align import Align
-
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        pair = simulate(Path(folder) / "pair", size=384, transients=3, galaxies=2, saturated=1)
-        inputs: dict[str, str | Path] = {"science": pair.science, "reference": pair.reference}
-        result = run("difference", inputs=inputs, out=Path(folder) / "out", device=device)
-        if result.exit_code:
-            raise AlgorithmError(f"the simulated pair fails here: {result.receipts[0]['error']['message']}")
-        exposure, reference = (read(path, device=device) for path in (pair.science, pair.reference))
-        for method in get_args(Method):
-            Align(method=method)(reference, onto=exposure, device=device)
-        lossy, lossless = Path(folder) / "lossy.fits", Path(folder) / "lossless.fits"
-        write(exposure, lossy, "RICE_1")
-        write(exposure, lossless, "GZIP_2")
-        for packed in (lossy, lossless):
-            read(packed, device=device)
-    return time.perf_counter() - begin

@@ -17,7 +17,8 @@ from skydelta.pipeline.console import print_table, reporting
 @reporting
 def doctor(warm: bool, device: str) -> None:
     """Say what would be used on this machine, and why."""
-    from skydelta.pipeline.doctor import examine, warm_up
+    from skydelta.pipeline.doctor import examine
+    from skydelta.pipeline.warm import warm_up
 
     findings = examine(device)
     print_table("doctor", ["", "found", "verdict"], [[f.name, f.value, f.verdict] for f in findings])

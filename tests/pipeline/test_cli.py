@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -324,6 +325,11 @@ def test_warm_up_runs_the_job_and_says_when_it_cannot(skydelta, monkeypatch):
     result = skydelta("doctor", "--warm", "--device", "cpu")
     assert result.exit_code == 4
     assert result.stderr.splitlines()[-1] == "skydelta: the simulated pair fails here: match: broken"
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    result = skydelta("doctor", "--warm", "--device", "cpu")
+    assert result.exit_code == 4
+    assert result.stderr.splitlines()[-1] == "skydelta: the kernels beside the job do not compile here: exit 1"
 
 
 def test_log_json_says_what_the_events_file_says(skydelta, sums):
