@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
+from skydelta.interrupt import leave_if_asked
 
 ANEW = "no file is half written; the same command starts anew"
 """What is said when a command is interrupted that says nothing else of it."""
@@ -26,7 +27,7 @@ def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(*args: Any, **keywords: Any) -> Any:
         try:
-            return command(*args, **keywords)
+            return _unless_interrupted(command, *args, **keywords)
         except SkydeltaError as e:
             if not follower():
                 click.echo(f"skydelta: {e}", err=True)
@@ -49,6 +50,15 @@ def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
             _leave(int(e.code or 0))
 
     return wrapped
+
+
+def _unless_interrupted(command: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Call it; what fails after Ctrl-C, an import that was cut short for one, has failed by that."""
+    try:
+        return command(*args, **keywords)
+    except Exception:
+        leave_if_asked()
+        raise
 
 
 def check_outputs(*files: Path, overwrite: bool, folder: Path | None = None) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
+from skydelta.interrupt import leave_if_asked
 from skydelta.kernels.backend import Backend, resolve
 from skydelta.kernels.core.devices import active
 from skydelta.kernels.core.multi import counted_splits
 from skydelta.pipeline import readahead, receipts
 from skydelta.pipeline.events import Hub, Tell
-from skydelta.pipeline.executors.base import Receipt, Seat, leave_if_asked
+from skydelta.pipeline.executors.base import Receipt, Seat
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.groups import gathered
 from skydelta.pipeline.items import WorkItem
@@ -277,7 +278,6 @@ def run_item(
     begin = time.perf_counter()
     with active(backend), one_blas_thread():
         for b in bound:
-            leave_if_asked()
             flags = {name: text for step in steps for name, text in step["flags"].items()}
             ctx = Context(backend, id=item.id, out=out, base=base, earlier=flags)
             tell("step_started", item.id, b.step.id)
@@ -290,6 +290,7 @@ def run_item(
                 if splits.count:  # no flag: flags are in headers, whose bytes depend on no device's memory
                     ctx.metric("tiles_split", splits.count)
             except Exception as e:
+                leave_if_asked()  # an import that was interrupted says that it failed
                 log.debug("step %s", b.step.id, exc_info=True)
                 error, raised = _error(b.step, e), e.with_traceback(None)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -19,12 +19,13 @@ from astropy.table import Table
 
 from skydelta import __version__
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError
+from skydelta.interrupt import terminable
 from skydelta.io.catalog import OF_ITEM, Catalog
 from skydelta.io.storage import check_writable, write_bytes
 from skydelta.kernels.backend import Backend, resolve
 from skydelta.pipeline import receipts, secondpass
 from skydelta.pipeline.events import Hub, JsonLines, Listener, ProgressBar
-from skydelta.pipeline.executors.base import Executor, terminable
+from skydelta.pipeline.executors.base import Executor
 from skydelta.pipeline.executors.serial import Serial
 from skydelta.pipeline.graph import Bound, bind, external
 from skydelta.pipeline.items import WorkItem, items_of

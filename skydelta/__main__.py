@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import sys
-
-from skydelta.errors import ExitCode
+from skydelta import interrupt
 
 
 def main() -> None:
     """Run the command line; Ctrl-C while it is imported is one line and exit code 130, as it is later."""
-    try:
+    with interrupt.command():
         from skydelta.pipeline.cli import main as lead
 
         lead()
-    except KeyboardInterrupt:
-        sys.stderr.write("skydelta: interrupted; nothing has begun\n")
-        sys.exit(int(ExitCode.INTERRUPTED))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from skydelta.errors import ConfigError, SkydeltaError
+from skydelta.interrupt import leave_if_asked
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import Backend, resolve
 
@@ -176,6 +177,7 @@ class Stage(Generic[C]):
 
     def execute(self, ctx: Context, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` with both sides of the ports checked."""
+        leave_if_asked()
         unknown = set(inputs) - set(self.inputs)
         if unknown:
             allowed = ", ".join(self.inputs)

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -195,37 +192,3 @@ def workers_for(asked: str, wanted: int | None, peak: int) -> int:
     if backend.is_gpu:
         return 1 if ":" in asked else cuda_device_count()[0]
     return max(1, min(cores(), DeviceSet.of(CPU).memory_budget() // max(peak, 1)))
-
-
-_asked = threading.Event()
-"""A signal has asked this process to end."""
-
-
-def leave_if_asked() -> None:
-    """End what runs if SIGTERM came and its exception was lost.
-
-    Python drops an exception that a signal raises inside a callback from C, as compilers have them; steps begin with
-    this, so that the run ends one step later at the most.
-    """
-    if _asked.is_set() and threading.current_thread() is threading.main_thread():
-        raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does, in good order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        _asked.set()
-        raise KeyboardInterrupt
-
-    _asked.clear()
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        _asked.clear()
-        signal.signal(signal.SIGTERM, before)

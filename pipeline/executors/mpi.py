@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skydelta.errors import ConfigError, ExitCode, SkydeltaError, WorkerError
+from skydelta.interrupt import terminable
 from skydelta.pipeline.events import Collector, Event, JsonLines
 from skydelta.pipeline.executors.base import (
     LIVES,
@@ -33,7 +34,6 @@ from skydelta.pipeline.executors.base import (
     device_of,
     hub_of,
     share_of,
-    terminable,
 )
 from skydelta.pipeline.executors.threads import Crew
 from skydelta.pipeline.items import WorkItem

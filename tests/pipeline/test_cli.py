@@ -2,6 +2,7 @@
 """The command line: quick to start, one line for each error, plans before deeds."""
 
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -378,6 +379,63 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line(tmp_path):
     )
     assert made.returncode == 130
     assert made.stderr == "skydelta: interrupted; nothing has begun\n"
+
+
+def interrupted_in(folder, module, what, *words):
+    """A command in which ``what`` is done with the signal when a module is imported."""
+    (folder / "sitecustomize.py").write_text(
+        f"""
+import importlib.abc, signal, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r} and sys.modules.get("click"):
+            sys.meta_path.remove(self)
+            press = lambda: signal.raise_signal(signal.SIGINT)
+            {what}
+sys.meta_path.insert(0, Finder())
+"""
+    )
+    env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "skydelta", *map(str, words)]
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+WAYS = {
+    "raised": "press()",
+    "swallowed": "exec('try: press()\\nexcept BaseException: pass')",
+    "turned into another": "exec('try: press()\\nexcept BaseException: raise ImportError(\"half of it\") from None')",
+    "turned into ours": "exec('from skydelta.errors import ConfigError\\ntry: press()\\n'"
+    "'except BaseException: raise ConfigError(\"stage: cannot be loaded\") from None')",
+    "in a callback from C": "import ctypes; ctypes.CFUNCTYPE(None)(press)()",
+    "in a destructor": "type('T', (), {'__del__': lambda self: press()})()",
+}
+MODULES = ("skydelta.pipeline.commands.difference", "skydelta.stages.registry", "numba")
+
+
+@pytest.mark.parametrize(
+    ("module", "way"), [*itertools.product(MODULES, WAYS), ("skydelta.pipeline.reportitem", "swallowed")]
+)
+def test_ctrl_c_is_never_lost_in_an_import(tmp_path, simulated, module, way):
+    out = tmp_path / "out"
+    words = ["difference", simulated.science, simulated.reference, "-o", out, "--device", "cpu"]
+    made = interrupted_in(tmp_path, module, WAYS[way], *words)
+    assert made.returncode == 130, made.stderr
+    assert made.stderr.splitlines()[-1].startswith("skydelta: interrupted; "), made.stderr
+    assert made.stderr.count("interrupted") == 1
+    assert "Traceback" not in made.stderr
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("way", ["raised", "swallowed", "in a callback from C"])
+def test_ctrl_c_is_never_lost_in_other_commands(tmp_path, simulated, way):
+    for i, (module, *words) in enumerate(
+        (["skydelta.stages.align", "align", simulated.reference, "--onto", simulated.science, "-o", tmp_path / "a"],
+         ["skydelta.io.fits.reader", "inspect", simulated.science])
+    ):  # fmt: skip
+        made = interrupted_in(tmp_path, module, WAYS[way], *words)
+        assert made.returncode == 130, made.stderr
+        assert made.stderr.count("skydelta: interrupted; ") == 1, i
+        assert "Traceback" not in made.stderr
 
 
 def test_ctrl_c_while_a_command_is_imported_is_one_line(monkeypatch):
