@@ -126,6 +126,9 @@ def read(
         raise ConfigError(f"read: {' and '.join(given)} are given; one of them is allowed")
     if dtype not in ("float32", "native"):
         raise ConfigError(f"read: dtype {dtype!r}; allowed are float32, native")
+    idle = [name for name, value in (("gain", gain), ("read_noise", read_noise)) if given and value is not None]
+    if idle:
+        raise ConfigError(f"read: {idle[0]} has no effect where {next(iter(given))} is given")
     checks = Checks(checksum)
     backend = resolve(device)
     if isinstance(source, Exposure):
@@ -262,6 +265,9 @@ def _complete(
         draft.notes["mask"]["missing_pixels"] = draft.flags.missing
     _mark_saturation(draft, saturation)
     found = _variance(draft, pixels, given, gain, read_noise, stack)
+    if found.note["kind"] != "estimated":
+        for name in (n for n, value in (("gain", gain), ("read_noise", read_noise)) if value is not None):
+            draft.warnings.append(f"{name} is not used: the variance is that of {found.note['source']}")
     good, usable = mark_unknown(found.values, draft.mask, draft.planes.bit("NO_DATA"), draft.planes.invalid)
     if beyond := found.note.get("invalid", {}).get("out_of_range"):
         draft.warnings.append(
@@ -398,6 +404,8 @@ def _mark_saturation(draft: Draft, level: float | None) -> None:
     """SAT where the image reaches the level, when no mask says it."""
     if draft.has_saturation:
         draft.notes["saturation"] = {"source": "mask"}
+        if level is not None:
+            draft.warnings.append(f"saturation = {level:g} is not used: the mask says which pixels are saturated")
         return
     source = "argument"
     if level is None:

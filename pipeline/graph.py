@@ -93,6 +93,10 @@ def bind(steps: Iterable[Step], given: Mapping[str, type]) -> tuple[Bound, ...]:
                     f"{port.type.__name__} is needed"
                 )
             inputs[port_name] = name
+        try:
+            step.stage.check_inputs(inputs)
+        except ConfigError as e:
+            raise ConfigError(f"steps[{i}] ({step.id}): {e}") from None
         outputs = {}
         for port_name, port in step.stage.outputs.items():
             outputs[port_name] = name = _output(step, port_name, inputs)

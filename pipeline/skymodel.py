@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from astropy import units as u
@@ -57,6 +57,7 @@ class SimulationConfig(StageConfig):
     """What is simulated; pairs are (science, reference)."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+    only_where: ClassVar = {"offset": {"same_grid": (False,)}, "rotation": {"same_grid": (False,)}}
 
     size: tuple[Side, Side] = Field(
         (1024, 1024), description="Height and width of both images, px; one number: square."

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from skydelta.errors import ConfigError, SkydeltaError
 from skydelta.interrupt import leave_if_asked
@@ -20,9 +22,14 @@ log = logging.getLogger(__name__)
 
 
 class StageConfig(BaseModel):
-    """Base of all stage configurations: frozen, unknown keys refused; every field has description, unit and range."""
+    """Base of all stage configurations: frozen, unknown keys refused; every field has description, unit and range.
+
+    ``only_where`` says of a setting which values of others it needs to have an effect: given without, it is refused.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    only_where: ClassVar[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -32,6 +39,23 @@ class StageConfig(BaseModel):
         if isinstance(value, bool) and kind is not bool and bool not in get_args(kind):
             raise ValueError("a value is needed, not true or false")
         return value
+
+    @model_validator(mode="after")
+    def _no_idle_setting(self) -> Self:
+        for name in self.given():
+            for other, allowed in self.only_where.get(name, {}).items():
+                value = getattr(self, other)
+                if value not in allowed:
+                    rest = [] if None in allowed or False in allowed else [str(v) for v in allowed]
+                    only = f", only where it is {' or '.join(rest)}" if rest else ""
+                    said = "{name}: {value} has no effect where {other} is {state}" + only
+                    found = {"name": name, "value": repr(getattr(self, name)), "other": other, "state": str(value)}
+                    raise PydanticCustomError("no_effect", said, found)
+        return self
+
+    def given(self) -> tuple[str, ...]:
+        """Names of the settings that were given a value, in the order of the fields."""
+        return tuple(n for n in type(self).model_fields if n in self.model_fields_set and getattr(self, n) is not None)
 
 
 C = TypeVar("C", bound=StageConfig)
@@ -143,6 +167,24 @@ class Stage(Generic[C]):
         InputError
         """
 
+    def check_inputs(self, given: Collection[str]) -> None:
+        """Whether every setting has an effect with these inputs; asked before a run, and when the stage is called.
+
+        Raises
+        ------
+        ConfigError
+        """
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Refuse the first of these settings that was given a value: it has no effect.
+
+        Raises
+        ------
+        ConfigError
+        """
+        for name in (n for n in self.config.given() if n in names):
+            raise ConfigError(f"{self.name}.{name}: {getattr(self.config, name)!r} has no effect {why}")
+
     def __init__(self, config: C | None = None, **parameters: Any) -> None:
         if config is None:
             try:
@@ -192,6 +234,7 @@ class Stage(Generic[C]):
                     f"{self.name}: input {port_name} is {type(value).__name__}, a {port.type.__name__} is needed"
                 )
             given[port_name] = value.single() if isinstance(value, Exposure) else value
+        self.check_inputs([name for name, value in given.items() if value is not None])
         result = self.run(ctx, **given)
         missing = set(self.outputs) - set(result)
         if missing:
@@ -220,8 +263,12 @@ def as_function(stage: type[Stage[Any]]) -> Callable[..., Any]:
 def explain(error: ValidationError) -> str:
     """The first problem of a pydantic error as one line: ``order: 9 is above 4``."""
     e = error.errors()[0]
+    if e["type"] == "no_effect":  # of several settings together
+        return str(e["msg"])
     where = ".".join(str(p) for p in e["loc"])
     context, value = e.get("ctx", {}), e.get("input")
+    if isinstance(value, float) and math.isnan(value):  # no bound is any answer to it
+        return f"{where}: {value!r}; a finite number is needed"
     kinds = {
         "less_than_equal": lambda: f"{value!r} is above {context['le']}",
         "greater_than_equal": lambda: f"{value!r} is below {context['ge']}",

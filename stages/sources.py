@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -111,6 +112,12 @@ class Sources(Stage[SourcesConfig]):
 
     def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 4 * 8
+
+    def check_inputs(self, given: Collection[str]) -> None:
+        if "positions" in given:
+            self.refuse(["threshold", "contrast", "negative"], "where positions are given")
+        else:
+            self.refuse(["only_inside"], "where no positions are given")
 
     def run(  # type: ignore[override]
         self, ctx: Context, *, image: Exposure, positions: Catalog | None = None

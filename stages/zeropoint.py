@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from astropy import units as u
@@ -31,6 +31,8 @@ UNFIT = ("EDGE", "MASKED", "SATURATED", "NOT_CONVERGED", "NO_FIT")
 
 class ZeroPointConfig(StageConfig):
     """Where the zero point comes from."""
+
+    only_where: ClassVar = {"magnitude": {"value": (None,)}, "snr": {"value": (None,)}}
 
     value: float | None = Field(
         None, allow_inf_nan=False, description="Magnitude of a flux of one unit of the image; excludes catalog."

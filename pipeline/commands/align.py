@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,12 +20,12 @@ CONSERVE = ("auto", "flux", "brightness")
 @click.argument("image")
 @click.option("--onto", metavar="FILE[EXT]", required=True, help="Image, or text file of header cards: the grid.")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), required=True, help="FITS file to write.")
-@click.option("--method", type=click.Choice(METHODS), default="bspline3", show_default=True, help="Interpolation.")
-@click.option("--pixfrac", type=float, default=1.0, show_default=True, metavar="SIDE",
-              help="Of drizzle: side of a drop, in sides of a pixel of IMAGE, 0.01 to 1.")  # fmt: skip
-@click.option("--conserve", type=click.Choice(CONSERVE), default="auto", show_default=True,
-              help="What a change of pixel size keeps; auto: by the unit of the image.")  # fmt: skip
-@click.option("--tolerance", type=float, default=1e-4, show_default=True, help="Largest error of a position, px.")
+@click.option("--method", type=click.Choice(METHODS), help="Interpolation.  [default: bspline3]")
+@click.option("--pixfrac", type=float, metavar="SIDE",
+              help="Of drizzle: side of a drop, in sides of a pixel of IMAGE, 0.01 to 1.  [default: 1]")  # fmt: skip
+@click.option("--conserve", type=click.Choice(CONSERVE),
+              help="What a change of pixel size keeps; auto: by the unit of the image.  [default: auto]")  # fmt: skip
+@click.option("--tolerance", type=float, help="Largest error of a position, px.  [default: 1e-4]")
 @click.option("--compress", type=click.Choice(("RICE_1", "GZIP_2")), help="Write tile-compressed images.")
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
@@ -41,10 +42,10 @@ def align(
     image: str,
     onto: str,
     out: Path,
-    method: str,
-    pixfrac: float,
-    conserve: str,
-    tolerance: float,
+    method: str | None,
+    pixfrac: float | None,
+    conserve: str | None,
+    tolerance: float | None,
     compress: str | None,
     device: str,
     overwrite: bool,
@@ -67,7 +68,8 @@ def align(
     from skydelta.stages.align.grids import grid_of
     from skydelta.stages.base import Context
 
-    stage = Align(method=method, pixfrac=pixfrac, conserve=conserve, tolerance=tolerance)
+    settings: dict[str, Any] = {"method": method, "pixfrac": pixfrac, "conserve": conserve, "tolerance": tolerance}
+    stage = Align(**{name: value for name, value in settings.items() if value is not None})
     check_outputs(out, overwrite=overwrite)
     context = Context(resolve(device), id="align")
     grid = grid_of(onto).exposure()

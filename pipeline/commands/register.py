@@ -25,9 +25,9 @@ CATALOGUES = (".ecsv", ".parquet", ".vot", ".xml", ".votable")
     type=click.Path(path_type=Path),
     help="Where the other image is written when neither has a WCS: both get a made-up plane.",
 )
-@click.option("--method", type=click.Choice(("auto", "stars", "phase")), default="auto", show_default=True)
+@click.option("--method", type=click.Choice(("auto", "stars", "phase")), help="[default: auto]")
 @click.option(
-    "--order", type=click.IntRange(1, 5), default=5, show_default=True, help="Highest order of the distortion."
+    "--order", type=click.IntRange(1, 5), help="Highest order of the distortion that stars give.  [default: 5]"
 )
 @click.option("--epoch", type=float, help="Julian year that a catalogue is moved to; else the image's date.")
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -38,8 +38,8 @@ def register(
     onto: str,
     out: Path,
     onto_out: Path | None,
-    method: str,
-    order: int,
+    method: str | None,
+    order: int | None,
     epoch: float | None,
     device: str,
     overwrite: bool,
@@ -56,7 +56,9 @@ def register(
     from skydelta.stages.register import Register
     from skydelta.stages.register.sources import read_catalog
 
-    stage = Register(method=method, order=order, epoch=epoch)
+    settings: dict[str, Any] = {"method": method, "order": order, "epoch": epoch}
+    stage = Register(**{name: value for name, value in settings.items() if value is not None})
+    stage.check_inputs(["catalog" if Path(onto).suffix in CATALOGUES else "onto"])
     check_outputs(*(p for p in (out, onto_out) if p is not None), overwrite=overwrite)
     ctx = Context(resolve(device), id=Path(image).name)
     first = read(image, device=device)

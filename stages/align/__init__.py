@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from astropy import units as u
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from skydelta.errors import InputError
 from skydelta.io.correlation import NoiseCorrelation
@@ -37,15 +38,19 @@ FULL_OVERLAP = 0.9
 """Part of the target below which a missing rest is worth a flag."""
 
 
-def only_of_drizzle(pixfrac: float, method: str | None) -> float:
-    """The side of the drops, which other methods do not have."""
-    if pixfrac != 1 and method not in (None, "drizzle"):
-        raise ValueError(f"only drizzle has drops, the method is {method}")
-    return pixfrac
+ALIGNED: Mapping[str, tuple[Any, ...]] = {"aligned": (False,)}
+"""Where an image is resampled: one on the grid already is copied."""
 
 
 class AlignConfig(StageConfig):
     """How an image is brought onto another grid."""
+
+    only_where: ClassVar = {
+        "method": ALIGNED,
+        "pixfrac": {**ALIGNED, "method": ("drizzle",)},
+        "tolerance": ALIGNED,
+        "conserve": ALIGNED,
+    }
 
     method: Method = Field(
         "bspline3",
@@ -67,11 +72,6 @@ class AlignConfig(StageConfig):
         description="what a change of pixel size keeps: flux per pixel times area, or brightness; auto: flux for "
         "units that count per pixel (adu, electron, electron/s, Jy), brightness for all others",
     )
-
-    @field_validator("pixfrac")
-    @classmethod
-    def _drops(cls, value: float, info: ValidationInfo) -> float:
-        return only_of_drizzle(value, info.data.get("method"))
 
 
 class Align(Stage[AlignConfig]):

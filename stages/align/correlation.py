@@ -50,10 +50,10 @@ def noise_correlation(
     image: Any,
     onto: Any,
     *,
-    method: Method = "bspline3",
-    pixfrac: float = 1.0,
-    tolerance: float = 1e-4,
-    aligned: bool = False,
+    method: Method | None = None,
+    pixfrac: float | None = None,
+    tolerance: float | None = None,
+    aligned: bool | None = None,
 ) -> NoiseCorrelation:
     """How `skydelta.align` with these settings correlates the noise of an image; its own noise is taken as white.
 
@@ -62,7 +62,7 @@ def noise_correlation(
     image, onto : Exposure, NDData, WCS, Header, HDU, path, or (WCS or Header, shape)
         What matters are their WCS and sizes.
     method, pixfrac, tolerance, aligned
-        As of `skydelta.align`.
+        As of `skydelta.align`; its defaults when not given.
 
     Raises
     ------
@@ -72,7 +72,8 @@ def noise_correlation(
     from skydelta.stages.align import Align
     from skydelta.stages.align.inputs import as_target
 
-    stage = Align(method=method, pixfrac=pixfrac, tolerance=tolerance, aligned=aligned)
+    settings: dict[str, Any] = {"method": method, "pixfrac": pixfrac, "tolerance": tolerance, "aligned": aligned}
+    stage = Align(**{name: value for name, value in settings.items() if value is not None})
     return stage.correlation(as_target(image), as_target(onto))
 
 

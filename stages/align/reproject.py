@@ -33,7 +33,7 @@ def reproject(
     *,
     hdu_in: int | str | None = None,
     method: Method | None = None,
-    pixfrac: float = 1.0,
+    pixfrac: float | None = None,
     order: int | str | None = None,
     conserve: Literal["flux", "brightness"] = "brightness",
     return_footprint: bool = True,
@@ -57,8 +57,8 @@ def reproject(
     method : str, optional
         As that of `Align`: bspline3, bspline5, lanczos3, lanczos4, lanczos5, bilinear, nearest, exact, drizzle or
         adaptive; bspline3 unless ``order`` says another.
-    pixfrac : float
-        Of drizzle: side of a drop, in sides of a pixel of the input.
+    pixfrac : float, optional
+        Of drizzle: side of a drop, in sides of a pixel of the input; 1 when not given.
     order : {"nearest-neighbor", "bilinear", "bicubic", 0, 1, 3, 5}, optional
         What `reproject_interp` calls nearest, bilinear, bspline3 and bspline5; its biquadratic has no equal here.
     conserve : {"brightness", "flux"}
@@ -92,7 +92,8 @@ def reproject(
     backend = resolve(device)
     image = bare_image(input_data, hdu_in).to(backend)
     onto = as_target(output_projection, shape_out)
-    stage = Align(method=method or "bspline3", pixfrac=pixfrac, conserve=conserve)
+    drops: dict[str, Any] = {} if pixfrac is None else {"pixfrac": pixfrac}
+    stage = Align(method=method or "bspline3", conserve=conserve, **drops)
     new, footprint = stage.resampled(Context(backend, id="reproject"), image, onto, empty=True)
     array = backend.asarray(new.image, np.float32)
     if not return_footprint:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from astropy import units as u
@@ -34,6 +34,8 @@ MUCH_LOST = 0.2
 
 class DifferenceConfig(StageConfig):
     """How the difference is formed."""
+
+    only_where: ClassVar = {"registration_error": {"method": ("zogy",)}}
 
     method: Literal["kernel", "zogy"] = Field(
         "kernel",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from astropy.table import Table
@@ -37,6 +38,8 @@ SAME_GRID = (0.01, 0.005)
 
 class RegisterConfig(StageConfig):
     """How the WCS of an image is found."""
+
+    only_where: ClassVar = {"order": {"method": ("auto", "stars")}, "max_rms": {"method": ("auto", "stars")}}
 
     method: Literal["auto", "stars", "phase"] = Field(
         "auto",
@@ -76,6 +79,10 @@ class Register(Stage[RegisterConfig]):
         "registered": Port(Exposure, "the image with its new WCS; the pixels are the same", replaces="image"),
         "onto": Port(Exposure, "the image it was registered on, with a made-up WCS if it had none", replaces="onto"),
     }
+
+    def check_inputs(self, given: Collection[str]) -> None:
+        if "catalog" not in given:
+            self.refuse(["epoch"], "where onto is an image; it is that of a catalogue")
 
     def memory(self, shape: tuple[int, int], kind: str) -> int:
         return shape[0] * shape[1] * 40

@@ -4,23 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from astropy.table import Table
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from threadpoolctl import ThreadpoolController
 
 from skydelta.errors import InputError
 from skydelta.io.correlation import NoiseCorrelation
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.resample import Method
-from skydelta.stages.align import only_of_drizzle
+from skydelta.stages.align import ALIGNED
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.stack.job import Job
 
 
 class StackConfig(StageConfig):
     """How exposures are brought together and combined."""
+
+    only_where: ClassVar = {
+        "weights": {"method": ("weighted", "clipped")},
+        "scaling": {"scales": (None,)},
+        "sigma": {"method": ("clipped",)},
+        "core": {"method": ("clipped",)},
+        "resampling": ALIGNED,
+        "pixfrac": {**ALIGNED, "resampling": ("drizzle",)},
+        "conserve": ALIGNED,
+        "pixel_scale": ALIGNED,
+    }
 
     method: Literal["mean", "weighted", "median", "clipped"] = Field(
         "clipped", description="mean; weighted by inverse variance; median; or weighted mean without outliers"
@@ -69,11 +80,6 @@ class StackConfig(StageConfig):
     scratch: str | None = Field(
         None, description="Folder for what exceeds the budget; the system's temporary folder if unset."
     )
-
-    @field_validator("pixfrac")
-    @classmethod
-    def _drops(cls, value: float, info: ValidationInfo) -> float:
-        return only_of_drizzle(value, info.data.get("resampling"))
 
 
 class Stack(Stage[StackConfig]):

@@ -103,6 +103,11 @@ class Job:
             raise ConfigError(f"stack: {len(config.scales)} scales for {len(images)} images; one each is needed")
         if config.scales is not None and not all(np.isfinite(s) and s > 0 for s in config.scales):
             raise ConfigError(f"stack: scales = {list(config.scales)}; positive numbers are needed")
+        if config.pixel_scale is not None and onto not in (None, "mosaic", "north-up"):
+            raise ConfigError(
+                f"stack.pixel_scale: {config.pixel_scale:g} has no effect where onto is a grid; mosaic and north-up "
+                "take it"
+            )
         if config.scratch is not None:
             check_writable(Path(config.scratch) / "scratch")
         self.images, self.given = images, config.scales
@@ -300,9 +305,9 @@ class Job:
         whole = one.read(self.ctx.backend.name)
         self.ctx.flag_each("checksum", whole.notes.get("checksum", {}).get("wrong", []))
         image = self._known_planes(whole.single())
-        align = Align(
-            method=config.resampling, pixfrac=config.pixfrac, conserve=config.conserve, aligned=config.aligned
-        )
+        how: dict[str, Any] = {"method": config.resampling, "conserve": config.conserve}
+        how |= {"pixfrac": config.pixfrac} if self.drops else {}
+        align = Align(**({"aligned": True} if config.aligned else how))
         ctx = Context(self.ctx.backend, id=one.id)
         onto = grid.exposure(box).with_(planes=self.planes)
         out, share = align.resampled(ctx, image.with_(id=one.id), onto)

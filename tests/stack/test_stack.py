@@ -55,7 +55,7 @@ def shifted(rng, n=5):
 @pytest.mark.parametrize("method", ["mean", "weighted", "median", "clipped"])
 def test_whole_pixel_shifts_are_numpy_s(method, rng):
     images, values, variances = shifted(rng)
-    out, ctx = stack(images, method=method, **PLAIN, sigma=50)
+    out, ctx = stack(images, method=method, **PLAIN, **({"sigma": 50} if method == "clipped" else {}))
     there = np.isfinite(values)
     w = np.array([np.median(e.variance) for e in images])[:, None, None] ** -1 if method != "mean" else 1.0
     w = w * np.where(there, 1.0, 0.0)
