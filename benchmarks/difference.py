@@ -6,8 +6,8 @@ python benchmarks/difference.py [--size 4096] [--device auto] [--repeat 15] [--s
 The pair is the package's own simulated one (one grid). The first pass compiles and is not counted. On CUDA every stage
 ends with a synchronisation; transfers between host and device inside the stages are counted and the largest is shown.
 Python's garbage is collected between the passes, not in them, as timeit does. Hosts change while they are looked at: of
-several sets of passes the one of the middle total is shown, and the totals of all. Of a device the bytes are shown that the
-pool of its memory has taken from it by the end: the most that was needed at any time, rounded up by the pool.
+several sets of passes the one of the middle total is shown, and the totals of all. Of a device the bytes are shown that
+the pool of its memory has taken from it by the end: the most that was needed at any time, rounded up by the pool.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def main():
     backend = resolve(a.device)
     science, reference = exposures(a.size, a.seed, backend)
     limits = threadpool_limits(limits=1, user_api="blas")  # as in a run
-    _, made, catalog = job(science, reference, backend)
+    candidates = len(job(science, reference, backend)[2])
     with Transfers() as transfers:
         sets = [[job(science, reference, backend)[0] for _ in range(a.repeat)] for _ in range(a.sets)]
     medians = [float(np.median([sum(p.values()) for p in passes])) for passes in sets]
@@ -129,7 +129,7 @@ def main():
         "total_ms": round(1e3 * float(np.median(totals)), 2),
         "total_ms_range": [round(1e3 * f(totals), 2) for f in (min, max)],
         "total_ms_of_sets": [round(1e3 * m, 2) for m in medians],
-        "candidates": len(catalog),
+        "candidates": candidates,
         "largest_upload_bytes": transfers.largest,
         "plane_bytes": 4 * a.size**2,
     }
@@ -139,6 +139,7 @@ def main():
         result["pool_bytes"] = cupy.get_default_memory_pool().total_bytes()
         result["device_name"] = cupy.cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
     if a.compare and backend.is_gpu:
+        made = job(science, reference, backend)[1]
         host = resolve("cpu")
         _, cpu, cpu_catalog = job(*exposures(a.size, a.seed, host), host)
         d, e = backends.to_host(made["difference"].image), cpu["difference"].image
