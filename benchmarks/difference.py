@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The main job on exposures that are already on the device: seconds by stage.
 
-python benchmarks/difference.py [--size 4096] [--device auto] [--repeat 15] [--sets 1] [--out FILE.json]
+python benchmarks/difference.py [--size 4096] [--device auto] [--repeat 15] [--sets 1] [--basis delta] [--out FILE.json]
 
 The pair is the package's own simulated one (one grid). The first pass compiles and is not counted. On CUDA every stage
 ends with a synchronisation; transfers between host and device inside the stages are counted and the largest is shown.
@@ -69,7 +69,7 @@ def exposures(size, seed, backend):
     return out
 
 
-def job(science, reference, backend):
+def job(science, reference, backend, basis):
     """One pass; seconds by stage and the outputs."""
     seconds, values = {}, {"science": science, "reference": reference}
     gc.collect()
@@ -90,7 +90,9 @@ def job(science, reference, backend):
     for role in ("science", "reference"):
         made = step(f"psf_{role}", MeasurePsf(), image=values[role])
         values[role], stars[f"{role}_stars"] = made["image"], made["stars"]
-    kernel = step("match", Match(), science=values["science"], reference=values["reference"], **stars)["kernel"]
+    kernel = step("match", Match(basis=basis), science=values["science"], reference=values["reference"], **stars)[
+        "kernel"
+    ]
     made = step("difference", Difference(), science=values["science"], reference=values["reference"], kernel=kernel)
     catalog = step("detect", Detect(), image=made["difference"], score=made["score"])["catalog"]
     catalog = step("fit", Fit(), image=made["whitened"], catalog=catalog)["catalog"]
@@ -105,15 +107,16 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--sets", type=int, default=1, help="how often the passes are repeated")
+    parser.add_argument("--basis", default="gaussian", choices=("gaussian", "delta", "auto"), help="of the kernel")
     parser.add_argument("--compare", action="store_true", help="also run on the CPU and compare the difference images")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     backend = resolve(a.device)
     science, reference = exposures(a.size, a.seed, backend)
     limits = threadpool_limits(limits=1, user_api="blas")  # as in a run
-    candidates = len(job(science, reference, backend)[2])
+    candidates = len(job(science, reference, backend, a.basis)[2])
     with Transfers() as transfers:
-        sets = [[job(science, reference, backend)[0] for _ in range(a.repeat)] for _ in range(a.sets)]
+        sets = [[job(science, reference, backend, a.basis)[0] for _ in range(a.repeat)] for _ in range(a.sets)]
     medians = [float(np.median([sum(p.values()) for p in passes])) for passes in sets]
     passes = sets[int(np.argsort(medians)[(a.sets - 1) // 2])]
     stages = {name: float(np.median([p[name] for p in passes])) for name in passes[0]}
@@ -122,6 +125,7 @@ def main():
         "device": backend.name,
         "machine": platform.machine(),
         "size": a.size,
+        "basis": a.basis,
         "dtype": "float32",
         "state": "warm, arrays resident",
         "repeat": a.repeat,
@@ -139,9 +143,9 @@ def main():
         result["pool_bytes"] = cupy.get_default_memory_pool().total_bytes()
         result["device_name"] = cupy.cuda.runtime.getDeviceProperties(backend.index)["name"].decode()
     if a.compare and backend.is_gpu:
-        made = job(science, reference, backend)[1]
+        made = job(science, reference, backend, a.basis)[1]
         host = resolve("cpu")
-        _, cpu, cpu_catalog = job(*exposures(a.size, a.seed, host), host)
+        _, cpu, cpu_catalog = job(*exposures(a.size, a.seed, host), host, a.basis)
         d, e = backends.to_host(made["difference"].image), cpu["difference"].image
         s, t = backends.to_host(made["score"].image), cpu["score"].image
         both = np.isfinite(d) & np.isfinite(e)

@@ -44,7 +44,8 @@ class MatchKernel:
     domain : Domain
         Maps pixel positions to [-1, 1].
     covariance : float64 (n, n) or None
-        Of the free parameters, in the order ``parameters`` names.
+        Of the free parameters, in the order ``parameters`` names. Of free pixels that of the posterior, the penalty on
+        roughness a prior.
     parameters : tuple of str
         Names of the free parameters: ``b0p0`` ... then ``g0`` ...
     condition : float
@@ -64,6 +65,8 @@ class MatchKernel:
         them a stored kernel knows its grid again, orientation included. None without a WCS.
     fitted : bool
         To the pair it is used for; False when it was stored by an earlier run.
+    choice : {"gaussian", "delta"}
+        Kind of basis that was fitted.
     """
 
     direction: str
@@ -83,6 +86,7 @@ class MatchKernel:
     noise: PairNoise | None = None
     corners: np.ndarray | None = None
     fitted: bool = True
+    choice: str = "gaussian"
 
     @classmethod
     def load(cls, source: str | Path, checks: Checks | None = None) -> MatchKernel:
@@ -165,6 +169,7 @@ class MatchKernel:
         return cls(
             direction, np.asarray(pixels, float), np.eye(len(pixels)), order, background, background_order, domain,
             rank=header.get("KRANK", 0), size=header.get("KSIZE", 0), corners=corners, fitted=False,
+            choice=header.get("KBASIS", "gaussian"),
         )  # fmt: skip
 
     @property

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -45,6 +46,9 @@ def budget(kind: str, pixels: int) -> int:
     return BUDGET[kind] if kind == "cpu" else max(BUDGET[kind], SHARE * pixels)
 
 
+KEPT = 1000
+"""Parameters of a `System` up to which the places of its sums are kept for the next one: 8 MB."""
+
 PIVOT = 1e-10
 """Smallest pivot of a matrix with unit diagonal that is taken to have full rank; rounding makes none above 1e-13 n."""
 
@@ -68,6 +72,16 @@ def stamp_basis(stamps: Array, rows: np.ndarray, columns: np.ndarray, pairs: np.
     float64 (n, n_b, m, m)
     """
     return implementation(BASIS, backend_of(stamps))(stamps, rows, columns, pairs)
+
+
+class Basis(Protocol):
+    """Functions of a kernel."""
+
+    @property
+    def size(self) -> int: ...
+
+    def planes(self, stamps: Array) -> Array:
+        """Stamps float32 (n, m + k - 1, m + k - 1), each convolved with all of them: float64 (n, size, m * m)."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,7 @@ def stamp_sums(
     gram: np.ndarray,
     uv: Array | tuple[np.ndarray, np.ndarray],
     order: int,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    pairs: np.ndarray,
-    transform: np.ndarray,
+    basis: Basis,
     held: int | None = None,
 ) -> StampSums:
     """Sum every stamp into its block of the normal equations.
@@ -126,29 +137,26 @@ def stamp_sums(
         Field coordinates in [-1, 1] of the columns and the rows of each stamp; on any device.
     order : int
         Total degree of the background.
-    rows, columns, pairs
-        As in `stamp_basis`.
-    transform : float64 (n_b, n_b)
-        Basis b is sum_c transform[b, c] (separable product c).
+    basis : Basis
+        Of n_b functions.
     held : int, optional
         Bytes of weighted planes held at once; `BUDGET` if missing. The sums do not depend on it.
     """
     backend = backend_of(stamps)
     xp, stamps = backend.xp, backend.asarray(stamps)
-    (n, m), n_b, exponents = target.shape[:2], len(pairs), polynomial_exponents(order)
+    (n, m), n_b, exponents = target.shape[:2], basis.size, polynomial_exponents(order)
     chebyshevs = chebyshev(backend.asarray(uv), order)  # (2, n, m) each
     t = n_b + len(exponents)
     w = weight.reshape(n, -1).astype(np.float64)
     root = xp.sqrt(w)[:, None]
-    combine = backend.asarray(transform)
     sums = xp.empty((n, t + 1, t + 1))
     batch = max(1, (held or BUDGET[backend.kind]) // (8 * (t + 1) * m * m))
     for s in range(0, n, batch):
         cut = slice(s, s + batch)
-        planes = stamp_basis(stamps[cut], rows, columns, pairs).reshape(-1, n_b, m * m)
+        planes = basis.planes(stamps[cut])
         # the target is one more plane
         x = xp.empty((len(planes), t + 1, m * m))
-        xp.multiply(xp.matmul(combine, planes), root[cut], out=x[:, :n_b])
+        xp.multiply(planes, root[cut], out=x[:, :n_b])
         rest = x.reshape(len(planes), t + 1, m, m)[:, n_b:]
         for k, (i, j) in enumerate(exponents):
             xp.multiply(chebyshevs[i][0, cut, None, :], chebyshevs[j][1, cut, :, None], out=rest[:, k])
@@ -188,6 +196,27 @@ class Layout:
         return out
 
 
+@dataclass(frozen=True)
+class Penalty:
+    """What a rough kernel costs, besides chi2: strength tr(A) / tr(P) a^T P a, P = spatial kron local.
+
+    The traces are over the parameters that it touches. Relative to them the strength means the same in any unit and for
+    any number of stamps.
+
+    Attributes
+    ----------
+    local : float64 (t, t)
+        Of the coefficients of the local terms at one place.
+    spatial : float64 (n_p, n_p)
+        Mean of phi phi^T over the places where the cost is counted.
+    strength : float
+    """
+
+    local: np.ndarray
+    spatial: np.ndarray
+    strength: float
+
+
 class System:
     """A = sum_s (phi_s phi_s^T) kron Q_s and its right-hand side, for any choice of stamps.
 
@@ -195,6 +224,8 @@ class System:
     ----------
     phi : float64 (n, n_p)
         Spatial terms at the stamps.
+    penalty : Penalty, optional
+        Added to chi2.
 
     Notes
     -----
@@ -202,7 +233,8 @@ class System:
     slowest; stamps are chosen by weights of 0 and 1, so that shapes, and with them the order of sums, never change.
     """
 
-    def __init__(self, sums: StampSums, phi: np.ndarray, layout: Layout) -> None:
+    def __init__(self, sums: StampSums, phi: np.ndarray, layout: Layout, penalty: Penalty | None = None) -> None:
+        self.penalty = penalty
         backend = backend_of(sums.products)
         xp, n_p = backend.xp, phi.shape[1]
         one, two = np.triu_indices(n_p)
@@ -218,14 +250,29 @@ class System:
     def _lay(self, layout: Layout) -> None:
         t = len(layout.free)
         self.layout = layout
-        self._entry, self._right, self._place = _places(self._backend, layout.free.tobytes(), t, self._terms)
+        places = _places if layout.size <= KEPT else _found_places
+        self._entry, self._right, self._place = places(self._backend, layout.free.tobytes(), t, self._terms)
         self._table = self._backend.xp.zeros((self._terms + 1, t + 1))
         self._table[self._terms, t] = -1
+        self._cost: Array | None = None
+        if self.penalty is not None:
+            term, spatial = (self._backend.asarray(i) for i in np.nonzero(layout.free))
+            local, along = (self._backend.asarray(a) for a in (self.penalty.local, self.penalty.spatial))
+            cost = local[term[:, None], term] * along[spatial[:, None], spatial]
+            cost /= cost.trace()
+            self._cost, self._counted = cost, cost.diagonal() > 0
 
     def relaid(self, layout: Layout) -> System:
         """The same stamps with other free parameters."""
         other = copy(self)
         other._lay(layout)
+        return other
+
+    def penalised(self, strength: float) -> System:
+        """The same with another strength of the penalty."""
+        other = copy(self)
+        assert self.penalty is not None
+        other.penalty = replace(self.penalty, strength=strength)
         return other
 
     def assemble(self, use: np.ndarray) -> tuple[Array, Array]:
@@ -240,7 +287,10 @@ class System:
 
     def solve(self, use: np.ndarray) -> Solution:
         """With the stamps of ``use``, bool (n,) on the host."""
-        return solve(*self.assemble(use))
+        a, b = self.assemble(use)
+        if self._cost is not None and self.penalty is not None:
+            a += self.penalty.strength * (a.diagonal() * self._counted).sum() * self._cost
+        return solve(a, b)
 
     def undiluted(self, solution: Solution, use: np.ndarray) -> Array:
         """Parameters with their dilution by the convolved image's own noise undone to first order: a + A^-1 N a.
@@ -263,8 +313,7 @@ class System:
         return self._backend.asarray(use.astype(float))[:, None]
 
 
-@lru_cache(8)
-def _places(backend: Backend, free: bytes, t: int, n_p: int) -> tuple[Array, Array, Array]:
+def _found_places(backend: Backend, free: bytes, t: int, n_p: int) -> tuple[Array, Array, Array]:
     """Where a `System` of t local terms with these free ones of its (t, n_p) products finds what it needs.
 
     Sums over stamps are numbered (pair of spatial terms, or one, local term, local term or target).
@@ -281,10 +330,15 @@ def _places(backend: Backend, free: bytes, t: int, n_p: int) -> tuple[Array, Arr
     one, two = np.triu_indices(n_p)
     pair = np.empty((n_p, n_p), np.int64)
     pair[one, two] = pair[two, one] = np.arange(len(one))
-    entry = pair[spatial[:, None], spatial] * side**2 + (term[:, None] * side + term)
+    pair, spatial, term = (backend.asarray(a) for a in (pair, spatial, term))
+    entry = pair[spatial[:, None], spatial] * side**2
+    entry += term[:, None] * side + term
     right = (len(one) + spatial) * side**2 + term * side + t
     made = (constant(a, backend) for a in (entry, right, spatial * side + term))
     return next(made), next(made), next(made)
+
+
+_places = lru_cache(8)(_found_places)
 
 
 @dataclass(frozen=True)

@@ -265,12 +265,26 @@ def _domain_cards(header: fits.Header, owner: Any) -> None:
     header["DOMX0"], header["DOMY0"] = owner.domain.origin[1], owner.domain.origin[0]
 
 
+BASIS_CARDS = {
+    "chi2_gaussian": ("KCHI2G", "mean chi2 of held-out stamps, gaussian basis"),
+    "chi2_delta": ("KCHI2D", "mean chi2 of held-out stamps, delta basis"),
+    "stamps_judging": ("KJUDGES", "held-out stamps that were compared"),
+    "delta_chance": ("KCHANCE", "chance of that if both were as good"),
+    "penalty_strength": ("KPENALTY", "strength of the penalty on roughness"),
+}
+"""Figures of a kernel that tell why its basis was taken: cards and their comments."""
+
+
 def kernel_hdu(kernel: MatchKernel) -> fits.ImageHDU:
     """The matching kernel: one image for each spatial term, the background in cards ``BG0``, ``BG1``, ..."""
     hdu = fits.ImageHDU(kernel.images, name="KERNEL")
     h = hdu.header
     h["KDIRECT"] = (kernel.direction, "image that is convolved")
     h["KORDER"] = (kernel.order, "total degree of the kernel over the field")
+    h["KBASIS"] = (kernel.choice, "gaussian: Gaussians x polynomials; delta: pixels")
+    for name, (card, words) in BASIS_CARDS.items():
+        if np.isfinite(value := kernel.quality.get(name, np.nan)):
+            h[card] = (value, words)
     h["BGORDER"] = (kernel.background_order, "total degree of the background")
     h["KRANK"], h["KSIZE"] = (kernel.rank, "rank of the fit"), (kernel.size, "free parameters of the fit")
     h["KFITTED"] = (kernel.fitted, "to this pair; F: stored by an earlier run")

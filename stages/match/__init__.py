@@ -12,33 +12,22 @@ from pydantic import Field
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
-from skydelta.io.field import Domain, count_terms, polynomial_terms
+from skydelta.io.field import Domain
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.pairnoise import PairNoise
-from skydelta.kernels.backend import Array, to_host
-from skydelta.kernels.convolve import smeared
-from skydelta.kernels.normal_equations import Layout, System, budget, stamp_sums
-from skydelta.kernels.polynomial import chebyshev_table
+from skydelta.kernels.backend import to_host
+from skydelta.kernels.normal_equations import budget
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
+from skydelta.stages.match.choice import Choice, choose
 from skydelta.stages.match.common import shared_light
-from skydelta.stages.match.fit import (
-    JUDGES,
-    PLAIN_ORDER,
-    Fit,
-    Trial,
-    chosen_order,
-    clipped,
-    fit,
-    layout,
-    scale_varies,
-    supported_order,
-)
+from skydelta.stages.match.delta import LARGEST, most_bytes
+from skydelta.stages.match.fit import PLAIN_ORDER, chosen_order, supported_order
+from skydelta.stages.match.problem import Problem, names
 from skydelta.stages.match.quality import field_quality
 from skydelta.stages.match.registration import SEARCH, Registration, register_check
-from skydelta.stages.match.residuals import changed, residuals, stamp_chi2, stamp_coordinates
-from skydelta.stages.match.skylevel import with_sky
-from skydelta.stages.match.stamps import Selection, Stamps, model_weights, select, smoothed, weight_margin
+from skydelta.stages.match.residuals import residuals, stamp_chi2
+from skydelta.stages.match.stamps import Selection, Stamps, model_weights, most_stamps, select, smoothed, weight_margin
 from skydelta.stages.match.stored import check_grid, corners_of
 from skydelta.stages.noise import pair_noise
 from skydelta.stages.psf import field_fwhm
@@ -56,13 +45,15 @@ with what it was made from it is 0.28."""
 UNCERTAIN = 0.05
 """Relative error of the flux scale that is said."""
 
-MOST_VARIED = 0.25
-"""Largest share of the stamps that may hold a change; where more seem to, it is the kernel that does not fit."""
-
 
 class MatchConfig(StageConfig):
     """How the matching kernel is fitted."""
 
+    basis: Literal["gaussian", "delta", "auto"] = Field(
+        "gaussian",
+        description="gaussian: Gaussians times polynomials; delta: each pixel of the kernel is free, kept smooth by a "
+        "penalty; auto: both are fitted, and stamps that neither was fitted to choose.",
+    )
     order: int | None = Field(
         None,
         ge=0,
@@ -91,9 +82,9 @@ class MatchConfig(StageConfig):
 class Match(Stage[MatchConfig]):
     """The kernel that turns the sharper image's PSF and flux scale into the other's, and the background between them.
 
-    Gaussian-polynomial basis scaled to the measured widths, polynomial over the field, Kronecker normal equations in
-    float64 (Alard & Lupton 1998; Alard 2000), weights from a noise model, stamps clipped by their chi2, every fifth
-    stamp held out and its chi2 reported.
+    Gaussian-polynomial basis scaled to the measured widths, or free pixels with a penalty on roughness (Bramich 2008;
+    Becker et al. 2012), polynomial over the field, Kronecker normal equations in float64 (Alard & Lupton 1998; Alard
+    2000), weights from a noise model, stamps clipped by their chi2, every fifth stamp held out and its chi2 reported.
 
     A stored kernel is used as it is, not fitted: its grid is checked, and all stamps are held out.
 
@@ -106,7 +97,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 8
+    version = 9
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -120,7 +111,8 @@ class Match(Stage[MatchConfig]):
         return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)
 
     def memory(self, shape: tuple[int, int], kind: str) -> int:
-        return shape[0] * shape[1] * 16 + 3 * budget(kind, shape[0] * shape[1])
+        planes = shape[0] * shape[1] * 16 + 3 * budget(kind, shape[0] * shape[1])
+        return planes if self.config.basis == "gaussian" else planes + most_bytes(most_stamps(shape), self.config.order)
 
     def run(  # type: ignore[override]
         self,
@@ -260,62 +252,47 @@ class Match(Stage[MatchConfig]):
         asked = PLAIN_ORDER if self.config.order is None else self.config.order
         if order < asked:
             ctx.flag("order_lowered", f"{_stamps(count)} support spatial order {order}, not {asked}")
-        background_order = supported_order(self.config.background_order, count)
-        basis = orthonormal(gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS), sharp_fwhm / 2.3548)
-        images, domain = basis.images(), Domain.of(sharp.shape)
         weight, slope = model_weights(stamps, light, scale, width)
         ratio = scale if direction == "reference" else 1 / scale
-        uv = stamp_coordinates(sharp.backend, domain, chosen, 2 * stamp + 1)
-        along = chebyshev_table(uv, self.config.background_order)
-        sums = stamp_sums(
-            stamps.within(half),
-            stamps.broad,
-            weight,
-            stamps.sharp_variance,
-            _noise_gram(images, noise.correlations(ratio)[0 if direction == "science" else 1]),
-            uv,
-            background_order,
-            basis.rows,
-            basis.columns,
-            basis.pairs,
-            basis.transform,
-            budget(sharp.backend.kind, sharp.shape[0] * sharp.shape[1]),
+        problem = Problem(
+            direction=direction,
+            stamps=stamps,
+            chosen=chosen,
+            candidates=fitted,
+            weight=weight,
+            domain=Domain.of(sharp.shape),
+            noise=noise,
+            correlation=noise.correlations(ratio)[0 if direction == "science" else 1],
+            order=order,
+            background_order=self.config.background_order,
+            photometric=self.config.photometric,
+            clip=self.config.clip,
+            fwhm=broad_fwhm,
+            held=budget(sharp.backend.kind, sharp.shape[0] * sharp.shape[1]),
         )
-        phi = polynomial_terms(*domain.uv(chosen.x, chosen.y), order).T
-
-        def free(varying: bool) -> Layout:
-            return layout(basis.size, count_terms(background_order), order, varying)
-
-        varies, clip = self.config.photometric == "varying", self.config.clip
-        trial = clipped(Trial.of(System(sums, phi, free(varies)), fitted), fitted, clip)
-        if self.config.photometric == "auto" and order and trial.used.sum() >= JUDGES * phi.shape[1]:
-            other = Trial.of(trial.system.relaid(free(True)), trial.used)
-            if scale_varies(trial, other):
-                varies, trial = True, clipped(other, fitted, clip)
-        result = fit(trial)
-        ctx.metric("flux_ratio_varies", varies and order > 0)
-        pixels = to_host(sums.pixels)
-
-        def made() -> tuple[MatchKernel, Array]:
-            kernel = _kernel(direction, images, result, order, background_order, domain)
-            kernel = with_sky(kernel, noise, self.config.background_order, int(pixels[result.used].sum()))
-            return kernel, residuals(kernel, stamps, chosen, along)
-
-        kernel, left = made()
-        varied = changed(left, weight, broad_fwhm, result.used) & fitted
-        if 0 < (varied & result.used).sum() <= MOST_VARIED * result.used.sum():
-            # what has changed on a star is no business of the kernel's; which others it led to drop is open again
-            fitted = fitted & ~varied
-            result = fit(clipped(Trial.of(result.system, fitted), fitted, clip))
-            kernel, left = made()
+        basis = orthonormal(gaussian_basis(width, half, DEGREES if count >= FEW else SMALL_BASIS), sharp_fwhm / 2.3548)
+        solved = problem.solved(basis)
+        choice = Choice("gaussian", "asked for", {})
+        if self.config.basis != "gaussian":
+            delta = problem.of_pixels(min(half, LARGEST), solved)
+            choice = choose(self.config.basis, solved, delta, weight, chosen.held_out)
+            solved = delta if choice.basis == "delta" else solved
+        kernel, left, result = solved.kernel, solved.left, solved.result
         kernel = replace(
             kernel,
             covariance=to_host(result.solution.covariance),
             condition=result.solution.condition,
-            parameters=_names(result.system.layout, len(images)),
+            parameters=names(result.system.layout, len(kernel.basis)),
+            choice=choice.basis,
             **_judged(chosen, result.chi2, result.used, kernel.sums(chosen.x, chosen.y)),
         )
-        ctx.metric("stamps_changed", int((varied | unlike).sum()))
+        kernel.quality.update(choice.figures)
+        if result.system.penalty is not None:
+            kernel.quality["penalty_strength"] = result.system.penalty.strength
+        ctx.metric("basis", choice.basis)
+        ctx.metric("basis_why", choice.why)
+        ctx.metric("flux_ratio_varies", solved.varies and kernel.order > 0)
+        ctx.metric("stamps_changed", int((solved.varied & fitted | unlike).sum()))
         judges = chosen.held_out if chosen.held_out.any() else result.used
         field_quality(ctx, kernel, chosen, judges, stamps.broad, left, weight)
         _report(ctx, kernel, slope, width)
@@ -366,35 +343,6 @@ def _few(ctx: Context, kernel: MatchKernel, count: int) -> None:
         ctx.flag("few_stamps", known)
     if not error <= UNCERTAIN * abs(scale):
         ctx.flag("flux_scale_uncertain", f"{known}; all that is left of constant sources follows it")
-
-
-def _noise_gram(images: np.ndarray, correlation: np.ndarray | None) -> np.ndarray:
-    """Covariance of the basis planes (n_b, k, k) for unit noise in the image to convolve: float64 (n_b, n_b)."""
-    return images.reshape(len(images), -1) @ smeared(images, correlation).reshape(len(images), -1).T
-
-
-def _kernel(
-    direction: str, images: np.ndarray, result: Fit, order: int, background_order: int, domain: Domain
-) -> MatchKernel:
-    """The kernel alone; what tells how good it is comes with the last one."""
-    n_b = len(images)
-    return MatchKernel(
-        direction=direction,
-        basis=images,
-        coefficients=result.table[:n_b],
-        order=order,
-        background=result.table[n_b:, 0],
-        background_order=background_order,
-        domain=domain,
-        rank=result.solution.rank,
-        size=result.system.layout.size,
-    )
-
-
-def _names(free: Layout, n_b: int) -> tuple[str, ...]:
-    """Of the free parameters, n_b of whose local terms are of the basis."""
-    pairs = zip(*(i.tolist() for i in np.nonzero(free.free)), strict=True)
-    return tuple(f"b{i}p{p}" if i < n_b else f"g{i - n_b}" for i, p in pairs)
 
 
 def _judged(chosen: Selection, chi2: np.ndarray, used: np.ndarray, sums: np.ndarray) -> dict[str, Any]:

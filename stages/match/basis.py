@@ -9,6 +9,9 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.ndimage import gaussian_filter1d
 
+from skydelta.kernels.backend import Array, backend_of
+from skydelta.kernels.normal_equations import stamp_basis
+
 DEGREES = (6, 4, 2)
 """Polynomial degree that multiplies each Gaussian, narrow to wide: 28 + 15 + 6 = 49 terms."""
 
@@ -53,6 +56,12 @@ class GaussianBasis:
     def products(self) -> np.ndarray:
         """The separable products: float64 (n_b, k, k)."""
         return self.columns[self.pairs[:, 1], :, None] * self.rows[self.pairs[:, 0], None, :]
+
+    def planes(self, stamps: Array) -> Array:
+        """Stamps convolved with the basis, as `skydelta.kernels.normal_equations.Basis` says."""
+        backend = backend_of(stamps)
+        products = stamp_basis(stamps, self.rows, self.columns, self.pairs)
+        return backend.xp.matmul(backend.asarray(self.transform), products.reshape(*products.shape[:2], -1))
 
     def images(self) -> np.ndarray:
         """The basis: float64 (n_b, k, k)."""

@@ -29,6 +29,17 @@ KEPT = 3
 """In sparse fields one star may know more of the kernel than the others together."""
 
 
+def _cell(shape: tuple[int, int]) -> int:
+    """Side of the selection cells, px."""
+    return max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / CELLS))))
+
+
+def most_stamps(shape: tuple[int, int]) -> int:
+    """No image of this shape gives more."""
+    cell = _cell(shape)
+    return PER_CELL * (shape[0] // cell + 1) * (shape[1] // cell + 1)
+
+
 @dataclass(frozen=True)
 class Selection:
     """Chosen stamp centres (integer pixels) and which are held out."""
@@ -71,7 +82,7 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
         clean = to_host(windows.cut(good_sharp).all(axis=(1, 2)) & stamp.all(axis=(1, 2)))
     rejected["masked"] = int((~clean).sum())
     index = index[clean]
-    cell = max(CELL, int(np.ceil(np.sqrt(shape[0] * shape[1] / CELLS))))
+    cell = _cell(shape)
     order = index[np.lexsort((index, -stars.flux[index]))]
     key = (y[order] // cell) * (shape[1] // cell + 1) + x[order] // cell
     rank = np.zeros(len(order), int)

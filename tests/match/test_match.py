@@ -29,7 +29,7 @@ def sums_of(rng, n=12, m=11, half=4, order=1, variance=0.0, held=None):
     psi = polynomial_terms(u[:, None, :], v[:, :, None], 1).transpose(1, 0, 2, 3)
     sums = stamp_sums(
         stamps, target, weight, np.full((n, m, m), variance, np.float32), np.eye(basis.size), (u, v), 1,
-        basis.rows, basis.columns, basis.pairs, basis.transform, held,
+        basis, held,
     )  # fmt: skip
     x, y = rng.uniform(0, 100, (2, n))
     phi = polynomial_terms(*Domain.of((100, 100)).uv(x, y), order).T
