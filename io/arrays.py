@@ -32,6 +32,21 @@ def taken_apart(array: Any) -> tuple[Array, np.ndarray | None, u.UnitBase | None
     return values, mask, unit
 
 
+def unit_factor(own: u.UnitBase, kind: str, unit: u.UnitBase | None, label: str) -> float:
+    """What brings a plane in a unit of its own to that which belongs to an image in ``unit``.
+
+    Raises
+    ------
+    InputError
+        Its unit is no variance, sigma or weight of such an image.
+    """
+    wanted = (unit or u.dimensionless_unscaled) ** POWERS[kind]
+    try:
+        return float(own.to(wanted))
+    except u.UnitConversionError:
+        raise InputError(f"{label}: {kind} is in {own}, which is no {wanted or 'number without a unit'}") from None
+
+
 def plane_of(array: Any, kind: str, unit: u.UnitBase | None, label: str) -> Array:
     """A plane that belongs to an image in ``unit``: masked numbers are NaN, and a Quantity is brought to that unit.
 
@@ -41,13 +56,8 @@ def plane_of(array: Any, kind: str, unit: u.UnitBase | None, label: str) -> Arra
         Its unit is no variance, sigma or weight of such an image.
     """
     values, mask, own = taken_apart(array)
-    power = POWERS.get(kind)
-    if own is not None and power is not None:
-        wanted = (unit or u.dimensionless_unscaled) ** power
-        try:
-            values = values * own.to(wanted)
-        except u.UnitConversionError:
-            raise InputError(f"{label}: {kind} is in {own}, which is no {wanted or 'number without a unit'}") from None
+    if own is not None and kind in POWERS:
+        values = values * unit_factor(own, kind, unit, label)
     if mask is not None and mask.any():
         # a plane of bits has none
         values = np.where(mask, 0 if kind == "mask" else np.nan, values)

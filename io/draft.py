@@ -6,14 +6,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from astropy import units as u
 from astropy.io import fits
+from astropy.nddata import NDData
 
+from skydelta.errors import InputError
+from skydelta.io.arrays import taken_apart
 from skydelta.io.fits.checksum import Checks
 from skydelta.io.fits.layout import Hdu
 from skydelta.io.fits.pixels import Flags, Section
 from skydelta.io.fits.reader import Source
 from skydelta.io.planes import MaskPlanes
-from skydelta.kernels.backend import CPU, Array, Backend
+from skydelta.kernels.backend import CPU, Array, Backend, to_host
+
+UNCERTAINTIES = {"VarianceUncertainty": "variance", "StdDevUncertainty": "sigma", "InverseVariance": "weight"}
+"""UTYPE of an UNCERT extension (astropy NDData)."""
 
 
 @dataclass
@@ -61,3 +69,52 @@ class Draft:
         if self.source is None or self.hdu is None:
             return "array"
         return f"{self.source.label}: {self.hdu.label}"
+
+
+def of_array(array: Any, header: Any, dtype: str) -> Draft:
+    """An array with the cards of a header.
+
+    Raises
+    ------
+    InputError
+        No two-dimensional array of numbers.
+    """
+    values, masked, unit = taken_apart(array)
+    pixels = to_host(values)
+    if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
+        raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
+    cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
+    if unit is not None and "BUNIT" not in cards:
+        cards["BUNIT"] = unit.to_string()
+    native = pixels.dtype.newbyteorder("=")
+    if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
+        own = np.ascontiguousarray(pixels, native)
+    else:
+        with np.errstate(over="ignore"):  # what overflows is flagged below
+            own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
+    flags = Flags(MaskPlanes().bit("NO_DATA"))
+    flags.apply(own)
+    flags.native = native.name
+    stated = {} if masked is None else {"mask": masked}
+    return Draft(own, cards, flags, notes={"image": {"type": native.name}}, stated=stated)
+
+
+def of_nddata(data: NDData, dtype: str) -> Draft:
+    """astropy NDData: uncertainty by its type, mask, WCS, unit."""
+    header = data.meta.copy() if isinstance(data.meta, fits.Header) else fits.Header()
+    if data.unit is not None:
+        header["BUNIT"] = data.unit.to_string()
+    draft = of_array(np.asarray(data.data), header, dtype)
+    draft.stated["wcs"], draft.stated["psf"] = data.wcs, getattr(data, "psf", None)
+    if data.uncertainty is not None:
+        kind = UNCERTAINTIES.get(type(data.uncertainty).__name__)
+        if kind is None:
+            raise InputError(
+                f"uncertainty {type(data.uncertainty).__name__} has no known meaning; known: {', '.join(UNCERTAINTIES)}"
+            )
+        # one without a unit is in that of the data
+        own = data.uncertainty.unit
+        draft.stated[kind] = data.uncertainty.array if own is None else u.Quantity(data.uncertainty.array, own)
+    if data.mask is not None:
+        draft.stated["mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
+    return draft

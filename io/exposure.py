@@ -16,6 +16,7 @@ from astropy.wcs import WCS
 from astropy.wcs.wcsapi import SlicedLowLevelWCS
 
 from skydelta.errors import InputError
+from skydelta.io.header import check_flux
 from skydelta.io.planes import MaskPlanes
 from skydelta.io.psf import Psf
 from skydelta.io.sky import low_level, sky_type
@@ -71,6 +72,7 @@ class Exposure:
                 object.__setattr__(self, name, self._native(name, plane))
         if self.image.ndim != 2:
             raise InputError(f"{self.id or 'exposure'}: image has shape {self.image.shape}; two dimensions are needed")
+        check_flux(self.unit, self.id or "exposure")
         psf: Any = self.psf  # whatever the caller has given
         if psf is not None and not isinstance(psf, Psf):
             kind = type(psf).__name__

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 
 from astropy import units as u
 from astropy.io import fits
 
+from skydelta.errors import InputError
 from skydelta.io.fits.cards import text
 
 _WCS = re.compile(
@@ -58,12 +60,37 @@ def unit_of(header: fits.Header) -> tuple[u.UnitBase | None, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for spelling in (written, written.lower()):
-            words = [known.get(w.strip().lower(), w.strip()) for w in spelling.split("/")]
+            words = [_spelled(w.strip(), known) for w in spelling.split("/")]
             try:
                 return u.Unit(" / ".join(words)), ""
             except (ValueError, TypeError):
                 continue
     return None, written
+
+
+def _spelled(word: str, known: dict[str, str]) -> str:
+    """A word of a unit, perhaps with a power (``electrons**2``), as astropy spells it."""
+    match = re.fullmatch(r"([A-Za-z-]+?)((?:\*\*|\^)?\d+)?", word)
+    return word if match is None else known.get(match[1].lower(), match[1]) + (match[2] or "")
+
+
+def check_flux(unit: u.UnitBase | None, label: str) -> None:
+    """Refuse numbers that are logarithms.
+
+    Raises
+    ------
+    InputError
+        They are magnitudes, decibels or dex, of a solid angle perhaps.
+    """
+    if unit is not None and _is_logarithm(unit):
+        raise InputError(
+            f"{label}: unit is {unit}: logarithms cannot be subtracted or added up; a unit of flux is needed"
+        )
+
+
+@functools.cache
+def _is_logarithm(unit: u.UnitBase) -> bool:
+    return isinstance(unit, u.function.FunctionUnitBase) or u.dex in unit.decompose().bases
 
 
 def unit_text(unit: u.UnitBase) -> str:

@@ -15,8 +15,8 @@ from astropy.nddata import NDData
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io import variance as variances
-from skydelta.io.arrays import plane_of, taken_apart
-from skydelta.io.draft import Draft
+from skydelta.io.arrays import POWERS, plane_of, unit_factor
+from skydelta.io.draft import UNCERTAINTIES, Draft, of_array, of_nddata
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.cards import number, text
 from skydelta.io.fits.checksum import Checks
@@ -32,7 +32,7 @@ from skydelta.io.fits.reader import (
     split_extension,
     split_section,
 )
-from skydelta.io.header import unit_of, user_cards
+from skydelta.io.header import check_flux, unit_of, user_cards
 from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
 from skydelta.io.routes import summary
@@ -47,9 +47,6 @@ GAIN_CARDS = ("GAIN", "EGAIN", "CCDGAIN", "EFFGAIN")
 NOISE_CARDS = ("RDNOISE", "READNOIS", "READNOISE", "RON", "ENOISE")
 SATURATION_CARDS = ("ESATUR", "TSATUR", "SATURATE", "SATURAT", "SATLEVEL", "SATUR_LEVEL")
 """Effective levels (of the image as it is, after its sky was subtracted) come before those of the detector."""
-
-UNCERTAINTIES = {"VarianceUncertainty": "variance", "StdDevUncertainty": "sigma", "InverseVariance": "weight"}
-"""UTYPE of an UNCERT extension (astropy NDData)."""
 
 SKY_CHI2 = (0.5, 2.0)
 """Measured over stated sky variance outside which the plane is doubted."""
@@ -97,7 +94,7 @@ def read(
     psf : path, array (h, w) or Psf, optional
         By rule from a PSF extension of the same file.
     dtype : {"float32", "native"}
-        native keeps integers and float64.
+        native keeps integers and float64 of the image; a variance is float32 in any case, a mask int32.
     gain, read_noise : float, optional
         Electrons per unit of the pixels, electrons; before the cards of the header.
     saturation : float, optional
@@ -136,7 +133,7 @@ def read(
     with ExitStack() as stack:
         stack.enter_context(active(backend))
         if isinstance(source, NDData):
-            draft = _from_nddata(source, dtype)
+            draft = of_nddata(source, dtype)
             given = given or {k: draft.stated[k] for k in UNCERTAINTIES.values() if k in draft.stated}
             psf = draft.stated.get("psf") if psf is None else psf
         else:
@@ -157,7 +154,7 @@ def _open(
     """The image and its header."""
     section: Section | None = None
     if isinstance(source, tuple) and len(source) == 2:
-        return _from_array(source[0], source[1], dtype)
+        return of_array(source[0], source[1], dtype)
     if isinstance(source, FitsFile):
         opened: Source = source
     elif isinstance(source, str | Path):
@@ -174,7 +171,7 @@ def _open(
     elif isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         opened = stack.enter_context(open_file(source))
     elif hasattr(source, "ndim") and hasattr(source, "dtype"):
-        return _from_array(source, fits.Header(), dtype)
+        return of_array(source, fits.Header(), dtype)
     else:
         raise ConfigError(
             f"read: {type(source).__name__} cannot be read; a path, URL, bytes, file object, HDU, HDUList, CCDData, "
@@ -205,48 +202,6 @@ def _open(
     return draft
 
 
-def _from_array(array: Any, header: Any, dtype: str) -> Draft:
-    values, masked, unit = taken_apart(array)
-    pixels = to_host(values)
-    if pixels.ndim != 2 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
-        raise InputError(f"array of {pixels.dtype} {pixels.shape}: a two-dimensional array of numbers is needed")
-    cards = header.copy() if isinstance(header, fits.Header) else fits.Header(header)
-    if unit is not None and "BUNIT" not in cards:
-        cards["BUNIT"] = unit.to_string()
-    native = pixels.dtype.newbyteorder("=")
-    if dtype == "native" and not (pixels.dtype.kind == "f" and np.isinf(pixels).any()):
-        own = np.ascontiguousarray(pixels, native)
-    else:
-        with np.errstate(over="ignore"):  # what overflows is flagged below
-            own = np.array(pixels, np.float32 if dtype == "float32" else native, order="C")
-    flags = Flags(MaskPlanes().bit("NO_DATA"))
-    flags.apply(own)
-    flags.native = native.name
-    stated = {} if masked is None else {"mask": masked}
-    return Draft(own, cards, flags, notes={"image": {"type": native.name}}, stated=stated)
-
-
-def _from_nddata(data: NDData, dtype: str) -> Draft:
-    """astropy NDData: uncertainty by its type, mask, WCS, unit."""
-    header = data.meta.copy() if isinstance(data.meta, fits.Header) else fits.Header()
-    if data.unit is not None:
-        header["BUNIT"] = data.unit.to_string()
-    draft = _from_array(np.asarray(data.data), header, dtype)
-    draft.stated["wcs"], draft.stated["psf"] = data.wcs, getattr(data, "psf", None)
-    if data.uncertainty is not None:
-        kind = UNCERTAINTIES.get(type(data.uncertainty).__name__)
-        if kind is None:
-            raise InputError(
-                f"uncertainty {type(data.uncertainty).__name__} has no known meaning; known: {', '.join(UNCERTAINTIES)}"
-            )
-        # one without a unit is in that of the data
-        own = data.uncertainty.unit
-        draft.stated[kind] = data.uncertainty.array if own is None else u.Quantity(data.uncertainty.array, own)
-    if data.mask is not None:
-        draft.stated["mask"] = np.broadcast_to(np.asarray(data.mask), draft.pixels.shape)
-    return draft
-
-
 def _complete(
     draft: Draft,
     given: dict[str, Any],
@@ -258,6 +213,8 @@ def _complete(
     stack: ExitStack,
 ) -> Exposure:
     pixels = draft.pixels
+    unit, odd_unit = unit_of(draft.header)
+    check_flux(unit, draft.label)
     if draft.flags.infinite:
         draft.warnings.append(_infinite(draft))
     _attach_mask(draft, mask, stack)
@@ -280,7 +237,6 @@ def _complete(
     draft.notes["mask"]["usable_fraction"] = usable / good.size
     if not usable:
         draft.warnings.append(_why_unusable(found))
-    unit, odd_unit = unit_of(draft.header)
     if odd_unit:
         draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
     wcs = _wcs(draft)
@@ -322,12 +278,13 @@ def _infinite(draft: Draft) -> str:
 
 
 class _Found(NamedTuple):
-    """A plane at the draft's place; ``own``: nobody else has its memory."""
+    """A plane at the draft's place; ``own``: nobody else has its memory; ``unit``: of its HDU, not of the primary's."""
 
     pixels: Array
     header: fits.Header
     name: str
     own: bool
+    unit: u.UnitBase | None = None
 
 
 def _plane(draft: Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
@@ -347,7 +304,7 @@ def _plane(draft: Draft, kind: str, given: Any, stack: ExitStack) -> _Found:
     header, pixels, odd = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
     source.judge(draft.checks)
     draft.warnings += [f"{kind}: {line}" for line in [*source.oddities, *odd]]
-    return _Found(pixels, source.keywords(hdu, header), name, own=True)
+    return _Found(pixels, source.keywords(hdu, header), name, own=True, unit=unit_of(header)[0])
 
 
 def _companion_file(source: Source, kind: str, draft: Draft) -> Hdu:
@@ -380,7 +337,7 @@ def _beside(draft: Draft, kind: str) -> _Found | None:
     header, pixels, odd = draft.source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
     draft.warnings += [f"{hdu.label}: {line}" for line in odd]
     own = isinstance(draft.source, FitsFile)  # other pixels are those of the caller's HDU
-    return _Found(pixels, draft.source.keywords(hdu, header), hdu.label, own)
+    return _Found(pixels, draft.source.keywords(hdu, header), hdu.label, own, unit_of(header)[0])
 
 
 def _attach_mask(draft: Draft, given: Any, stack: ExitStack) -> None:
@@ -455,22 +412,22 @@ def _variance(
     stack: ExitStack,
 ) -> variances.Variance:
     for kind, plane in given.items():
-        values, _, name, own = _plane(draft, kind, plane, stack)
-        return variances.from_plane(values, kind, name, own)
+        return _stated(draft, kind, _plane(draft, kind, plane, stack))
     for kind in ("variance", "sigma", "uncertainty", "variance component", "weight"):
         found = _beside(draft, kind)
         if found is None:
             continue
-        values, header, name, own = found
         if kind == "uncertainty":
-            written = text(header, "UTYPE") or "StdDevUncertainty"
+            written = text(found.header, "UTYPE") or "StdDevUncertainty"
             if written not in UNCERTAINTIES:
-                raise InputError(f"{draft.label}: {name}: UTYPE = {written!r}; allowed: {', '.join(UNCERTAINTIES)}")
-            return variances.from_plane(values, UNCERTAINTIES[written], f"{name}, UTYPE {written}", own)
+                raise InputError(
+                    f"{draft.label}: {found.name}: UTYPE = {written!r}; allowed: {', '.join(UNCERTAINTIES)}"
+                )
+            return _stated(draft, UNCERTAINTIES[written], found, f", UTYPE {written}")
         if kind == "variance component" and draft.source is not None:
-            values, name = _sum_of_components(draft, draft.source)
+            values, name = _sum_of_components(draft, draft.source)  # in the unit of the image
             return variances.from_plane(values, "variance", name)
-        return variances.from_plane(values, kind, name, own)
+        return _stated(draft, kind, found)
     good = (draft.mask & np.int32(draft.planes.invalid)) == 0
     detector = _detector(draft, gain, read_noise)
     usable = int(draft.place.xp.count_nonzero(good))
@@ -485,14 +442,39 @@ def _variance(
     return variances.Variance(nothing, {"source": "none", "kind": "none", "usable_pixels": usable})
 
 
+def _stated(draft: Draft, kind: str, found: _Found, more: str = "") -> variances.Variance:
+    """The variance that a plane says, in the unit of the image."""
+    factor = _factor(draft, kind, found.unit, found.name)
+    values = found.pixels if factor == 1 else found.pixels * np.float64(factor)
+    return variances.from_plane(values, kind, f"{found.name}{more}", found.own or factor != 1)
+
+
+def _factor(draft: Draft, kind: str, own: u.UnitBase | None, name: str) -> float:
+    """What brings a plane of a file to the unit of the image; 1 where either has none.
+
+    Weights in another unit are taken as they are, with a warning, as is a variance in the unit of the image itself: its
+    header was copied from the image's by many programs.
+    """
+    unit = unit_of(draft.header)[0]
+    if own is None or unit is None or own == u.dimensionless_unscaled:
+        return 1.0
+    try:
+        return unit_factor(own, kind, unit, f"{draft.label}: {name}")
+    except InputError:
+        if kind != "weight" and not (kind == "variance" and own == unit):
+            raise
+    draft.warnings.append(f"{name}: {kind} is in {own}, the image in {unit}; taken as {unit ** POWERS[kind]}")
+    return 1.0
+
+
 def _sum_of_components(draft: Draft, source: Source) -> tuple[Array, str]:
     total, names = draft.place.xp.zeros(draft.pixels.shape), []
     for hdu in source.hdus:
         if role(hdu) == "variance component" and draft.hdu is not None and hdu.version == draft.hdu.version:
             if hdu.fault is None:
                 _same_shape(draft, "variance", hdu.label, hdu.shape)
-            _, values, _ = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
-            total += values
+            header, values, _ = source.read(hdu, section=draft.section, backend=draft.place, checks=draft.checks)
+            total += values * np.float64(_factor(draft, "variance", unit_of(header)[0], hdu.label))
             names.append(hdu.name)
     return total, " + ".join(names)
 

@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 import numpy as np
 
-from skydelta.errors import InputError
+from skydelta.errors import ConfigError, InputError
 from skydelta.io.direct import Direct, Reading
 from skydelta.io.remote import open_url, shown
 from skydelta.io.storage import SPAN, Content, Memory, expanded, open_path
@@ -184,6 +184,11 @@ def _open(source: Any) -> tuple[Content, str, str]:
                 "(object stores give out https URLs)"
             )
         return open_path(_local(source)), "posix", str(_local(source))
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"{type(source).__name__} is no file; a path, URL, bytes or binary file object is needed "
+            "(skydelta.read takes arrays)"
+        )
     return open_path(_local(source)), "posix", str(source)
 
 

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from skydelta.errors import ConfigError, SkydeltaError
 from skydelta.interrupt import leave_if_asked
 from skydelta.io.exposure import Exposure
+from skydelta.io.images import as_image
 from skydelta.kernels.backend import Backend, resolve
 
 log = logging.getLogger(__name__)
@@ -242,8 +243,14 @@ class Stage(Generic[C]):
         return result
 
     def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
-        """Run alone; flags are logged as warnings. Returns the output, or a dict of outputs when there are several."""
+        """Run alone; flags are logged as warnings. Returns the output, or a dict of outputs when there are several.
+
+        Images may be arrays, NDData or files too, as `skydelta.io.images.as_image` takes them.
+        """
         inputs.update(zip(self.inputs, args, strict=False))
+        for name, port in self.inputs.items():
+            if port.type is Exposure and name in inputs:
+                inputs[name] = as_image(inputs[name], device)
         result = self.execute(Context(resolve(device), id=self.name, level=logging.WARNING), inputs)
         return result[next(iter(self.outputs))] if len(self.outputs) == 1 else result
 

@@ -52,7 +52,7 @@ class Load(Stage[LoadConfig]):
     """Image, variance, mask, WCS and PSF of a FITS file, on the device of the run."""
 
     name = "load"
-    version = 3
+    version = 4
     inputs = {"path": Port(str, "FILE or FILE[EXT]")}
     outputs = {"image": Port(Exposure, "what was read", replaces="path")}
     files = ("variance", "sigma", "weight", "mask", "psf")

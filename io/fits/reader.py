@@ -43,6 +43,9 @@ _SECTION = re.compile(
     r"(?P<before>.*[^\[\]](\[[^\[\]]+\])?)\[(?P<x1>\d+):(?P<x2>\d+),(?P<y1>\d+):(?P<y2>\d+)\]\Z", re.DOTALL
 )
 
+_LIKE_SECTION = re.compile(r"\[(?=[^\[\]]*[:*])[-+*:,.\d\s]*\]\Z")
+"""What looks like a section: other programs know steps, whole axes and floating bounds."""
+
 _PLANES = ("variance", "sigma", "uncertainty", "weight", "mask", "psf")
 
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
@@ -295,7 +298,13 @@ def split_section(source: str) -> tuple[str, Section | None]:
         An end before its beginning, or a pixel 0.
     """
     match = _SECTION.match(source)
-    if match is None or (not is_url(source) and os.path.exists(source)):
+    if not is_url(source) and os.path.exists(source):
+        return source, None
+    if match is None:
+        if odd := _LIKE_SECTION.search(source):
+            raise InputError(
+                f"{source}: section {odd[0]} is not understood; [x1:x2,y1:y2] of whole pixels, from 1 on, is"
+            )
         return source, None
     x1, x2, y1, y2 = (int(match[name]) for name in ("x1", "x2", "y1", "y2"))
     if not (1 <= x1 <= x2 and 1 <= y1 <= y2):

@@ -116,13 +116,15 @@ def write_hdus(path: str | Path, hdus: Iterable[Any], compression: Compression |
     hdus : iterable of Image or astropy HDU
         astropy's are written as they are; they are small.
     compression : Compression, optional
-        Of every `Image`.
+        Of every `Image`; GZIP_2, which loses nothing, where the name ends in .fz and none is given.
 
     Raises
     ------
     InputError
         The folder is missing or cannot be written, or the disk is full.
     """
+    if compression is None and Path(path).suffix.lower() == ".fz":
+        compression = Compression("GZIP_2")
     primary = fits.PrimaryHDU()
     primary.header["CREATOR"] = (f"skydelta {__version__}", "program and version")
     parts: list[Any] = []
@@ -167,7 +169,8 @@ def write(
     exposure : Exposure
         On any device: pixels are encoded there, and only what is written comes to the host.
     path : str or Path
-        A name that ends in .gz, .bz2 or .xz makes a file that is compressed as a whole.
+        A name that ends in .gz, .bz2 or .xz makes a file that is compressed as a whole, one that ends in .fz images in
+        GZIP_2 tiles, which lose nothing, unless ``compression`` says RICE_1.
     compression : {"RICE_1", "GZIP_2"}, optional
         In tiles, of SCI, VAR and DQ. Integers, so every mask, and all of GZIP_2 are lossless. RICE_1 quantises floats
         with SUBTRACTIVE_DITHER_2: NaN and exact zeros stay what they are, tiles without measurable noise stay
@@ -194,7 +197,19 @@ def write(
         if idle := " and ".join(name for name, value in unused.items() if value is not None):
             raise ConfigError(f"write: {idle} without compression; 'RICE_1' or 'GZIP_2' is needed")
     chosen = None if compression is None else Compression(compression, quantise_level, tile)
-    write_hdus(path, exposure_hdus(exposure), chosen)
+    hdus = exposure_hdus(exposure)
+    if chosen is not None:
+        _check_effect(chosen, [hdu.pixels.dtype for hdu in hdus if isinstance(hdu, Image) and takes(hdu.pixels)])
+    write_hdus(path, hdus, chosen)
+
+
+def _check_effect(compression: Compression, types: list[np.dtype]) -> None:
+    """Refuse a compression of planes that it leaves as they are; ``types`` are of those that can be compressed."""
+    if not types:
+        raise ConfigError(f"write: compression {compression.method!r} has no effect on 64-bit integers")
+    if compression.level is not None and all(kind.kind != "f" for kind in types):
+        kinds = ", ".join(dict.fromkeys(map(str, types)))
+        raise ConfigError(f"write: quantise_level has no effect on integers ({kinds}), which RICE_1 keeps as they are")
 
 
 def exposure_hdus(exposure: Exposure, further: Mapping[str, Array] | None = None) -> list[Any]:

@@ -98,17 +98,13 @@ class Align(Stage[AlignConfig]):
         return shape[0] * shape[1] * 26  # coefficients, working mask, what it touches, the four planes of the result
 
     def __call__(self, *args: Any, device: str = "auto", **inputs: Any) -> Any:
-        """Run alone. ``image`` may also be CCDData or NDData, then the result is one too, or (array, WCS), or whatever
-        `skydelta.read` reads; ``onto`` a WCS with its array_shape, a header, a file of one, or (WCS or header, shape).
+        """Run alone. Where ``image`` is CCDData or NDData, the result is one too; ``onto`` may be a WCS with its
+        array_shape, a header, a file of one, or (WCS or header, shape).
         """
-        from skydelta.stages.align.inputs import as_image, as_target, like
+        from skydelta.stages.align.inputs import as_target, like
 
         given = {**dict(zip(self.inputs, args, strict=False)), **inputs}
-        ready = dict(given)
-        if "image" in given:
-            ready["image"] = as_image(given["image"], device)
-        if "onto" in given:
-            ready["onto"] = as_target(given["onto"])
+        ready = {**given, "onto": as_target(given["onto"])} if "onto" in given else given
         return like(given.get("image"), super().__call__(device=device, **ready))
 
     def run(  # type: ignore[override]

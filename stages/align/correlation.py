@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from skydelta.errors import ConfigError
 from skydelta.io.correlation import NoiseCorrelation
+from skydelta.io.exposure import Exposure
 from skydelta.kernels.resample import METHODS, MaskBits, Method, PixelMap, resample
 from skydelta.stages.align.mapping import Evaluate
 
@@ -59,7 +61,7 @@ def noise_correlation(
 
     Parameters
     ----------
-    image, onto : Exposure, NDData, WCS, Header, HDU, path, or (WCS or Header, shape)
+    image, onto : Exposure, array, NDData, WCS, Header, HDU, path, or (WCS or Header, shape)
         What matters are their WCS and sizes.
     method, pixfrac, tolerance, aligned
         As of `skydelta.align`; its defaults when not given.
@@ -68,13 +70,22 @@ def noise_correlation(
     ------
     InputError
         As `skydelta.align`.
+    ConfigError
+        A setting without effect, or something that is no image or grid.
     """
     from skydelta.stages.align import Align
     from skydelta.stages.align.inputs import as_target
 
     settings: dict[str, Any] = {"method": method, "pixfrac": pixfrac, "tolerance": tolerance, "aligned": aligned}
     stage = Align(**{name: value for name, value in settings.items() if value is not None})
-    return stage.correlation(as_target(image), as_target(onto))
+    ready = as_target(image), as_target(onto)
+    for value in ready:
+        if not isinstance(value, Exposure):
+            raise ConfigError(
+                f"noise_correlation: {type(value).__name__} is no image or grid; an Exposure, array, NDData, HDU, WCS, "
+                "header or path is needed"
+            )
+    return stage.correlation(*ready)
 
 
 def correlation(

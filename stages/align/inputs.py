@@ -10,29 +10,14 @@ from typing import Any
 import numpy as np
 from astropy.io import fits
 from astropy.nddata import CCDData, NDData
-from astropy.wcs.wcsapi import BaseHighLevelWCS, BaseLowLevelWCS
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.reader import InMemory, Source, open_file, split_extension
-from skydelta.io.read import read
+from skydelta.io.images import ANY_WCS, HDUS, as_image, is_array
 from skydelta.io.sky import low_level
 from skydelta.io.wcs import celestial_wcs
 from skydelta.stages.align.grids import Grid, grid_of
-
-_HDUS = fits.PrimaryHDU | fits.ImageHDU | fits.CompImageHDU
-_WCS = BaseLowLevelWCS | BaseHighLevelWCS
-
-
-def as_image(value: Any, device: str = "auto") -> Any:
-    """An Exposure of an NDData (nothing is added to it), of (array, WCS), or of whatever `skydelta.read` reads."""
-    if isinstance(value, NDData):
-        return Exposure.from_ccddata(value)
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], _WCS):
-        return Exposure(value[0], wcs=value[1])
-    if isinstance(value, str | Path | tuple | fits.HDUList | _HDUS):
-        return read(value, device=device)
-    return value
 
 
 def as_target(value: Any, shape: tuple[int, int] | None = None) -> Any:
@@ -40,8 +25,8 @@ def as_target(value: Any, shape: tuple[int, int] | None = None) -> Any:
 
     Parameters
     ----------
-    value : Exposure, NDData, WCS, Header, Grid, HDU, path, or (WCS or Header, shape)
-        Of a FITS file or a text file of header cards only the header is read.
+    value : Exposure, NDData, array, WCS, Header, Grid, HDU, path, or (WCS or Header, shape)
+        An array has a size, and no WCS. Of a FITS file or a text file of header cards only the header is read.
     shape : (int, int), optional
         (H, W); otherwise that of the image, ``array_shape`` of the WCS, or NAXIS1 and NAXIS2 of the header.
 
@@ -54,8 +39,10 @@ def as_target(value: Any, shape: tuple[int, int] | None = None) -> Any:
         value, shape = value
     if isinstance(value, NDData):
         value = Exposure.from_ccddata(value)
-    if isinstance(value, _HDUS):
+    if isinstance(value, HDUS):
         value = value.header
+    if is_array(value):
+        value = Exposure(value)
     if shape is not None:
         shape = _shape(shape)
         if isinstance(value, fits.Header):  # its own size, if it has one, does not count
@@ -67,7 +54,7 @@ def as_target(value: Any, shape: tuple[int, int] | None = None) -> Any:
         value = grid_of(value)
     if isinstance(value, Grid | Exposure):
         value, size = value.wcs, value.shape
-    elif isinstance(value, _WCS):
+    elif isinstance(value, ANY_WCS):
         size = low_level(value).array_shape
     else:
         return value
@@ -128,7 +115,7 @@ def bare_image(value: Any, hdu: int | str | None = None) -> Exposure:
             hdu = extension if hdu is None else hdu
         elif isinstance(value, fits.HDUList):
             opened = InMemory(value)
-        elif isinstance(value, _HDUS):
+        elif isinstance(value, HDUS):
             opened = InMemory(fits.HDUList([value]))
         else:
             raise ConfigError(

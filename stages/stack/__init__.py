@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 from skydelta.errors import InputError
 from skydelta.io.correlation import NoiseCorrelation
 from skydelta.io.exposure import Exposure
+from skydelta.io.images import is_array
 from skydelta.kernels.resample import Method
 from skydelta.stages.align import ALIGNED
 from skydelta.stages.base import Context, Port, Stage, StageConfig
@@ -98,7 +99,7 @@ class Stack(Stage[StackConfig]):
         ``scaling = "stars"`` and too few stars in common.
     """
 
-    name, version = "stack", 4
+    name, version = "stack", 5
     inputs = {
         "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes", many=True),
         "onto": Port(
@@ -120,7 +121,7 @@ class Stack(Stage[StackConfig]):
         return shape[0] * shape[1] * 24  # as align; all else is on the host
 
     def run(self, ctx: Context, *, images: Any, onto: Any = None) -> dict[str, Any]:  # type: ignore[override]
-        if isinstance(images, str | bytes):
+        if isinstance(images, str | bytes) or is_array(images):
             raise InputError(f"stack: images is {type(images).__name__}; a list of images is needed")
         with ThreadpoolController().limit(limits=1, user_api="blas"):  # its threads must not decide about a byte
             return Job(self.config, ctx, list(images), onto).run()

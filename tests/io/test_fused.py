@@ -9,6 +9,7 @@ from astropy.io import fits
 
 import skydelta
 from skydelta.io import read as reading
+from skydelta.io.draft import of_array
 from skydelta.io.fits.pixels import Flags
 from skydelta.io.fits.reader import open_file
 
@@ -150,7 +151,7 @@ def test_a_plateau_is_what_the_median_says(rng):
             pixels[0, :below] = low
             far = high > 4 * max(float(np.median(pixels)), 1.0) and high > 1000
             expected = float(high) if far and (pixels == high).sum() >= reading.PLATEAU else None
-            draft = reading._from_array(rng.permuted(pixels, axis=1), fits.Header(), "float32")
+            draft = of_array(rng.permuted(pixels, axis=1), fits.Header(), "float32")
             assert reading._plateau(draft) == expected, (size, below, low)
             found.add(expected)
     assert found == {None, 2000.0}

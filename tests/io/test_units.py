@@ -96,3 +96,91 @@ def test_fits_of_masked_stamps():
     for array in (np.ma.array(stamps, mask=mask), Masked(stamps, mask=mask)):
         found = skydelta.fit(array, model="point", psf=psf, variance=1.0)
         np.testing.assert_allclose(found["flux"], 300, rtol=1e-4)
+
+
+def planed(path, sky, bunit, **planes):
+    """A file of SCI and planes as name: (factor over the right one in the unit of the image, BUNIT)."""
+    right = {"VAR": 25.0, "ERR": 5.0, "WHT": 0.04, "VAR_POISSON": 20.0, "VAR_RNOISE": 5.0, "UNCERT": 5.0}
+    hdus = [fits.PrimaryHDU(), fits.ImageHDU(sky, fits.Header({"BUNIT": bunit}) if bunit else None, name="SCI")]
+    for name, (factor, unit) in planes.items():
+        hdu = fits.ImageHDU(np.full(sky.shape, right[name] * factor, np.float32), name=name)
+        if unit:
+            hdu.header["BUNIT"] = unit
+        if name == "UNCERT":
+            hdu.header["UTYPE"] = "StdDevUncertainty"
+        hdus.append(hdu)
+    fits.HDUList(hdus).writeto(path, overwrite=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("bunit", "planes"),
+    [
+        ("Jy", {"VAR": (1e6, "mJy2")}), ("Jy", {"ERR": (1e3, "mJy")}), ("mJy", {"WHT": (1e6, "1 / Jy2")}),
+        ("mJy", {"UNCERT": (1e-3, "Jy")}), ("MJy/sr", {"VAR": (1.0, "MJy2 / sr2")}),
+        ("electrons", {"VAR": (1.0, "electrons**2")}),
+        ("DN/s", {"VAR": (1.0, "DN^2/s^2")}), ("Jy", {"VAR_POISSON": (1e6, "mJy2"), "VAR_RNOISE": (1.0, "Jy2")}),
+        ("adu", {"VAR": (1.0, "")}), ("", {"VAR": (1.0, "electron2")}), ("adu", {"ERR": (1.0, "ADU")}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("apart", [False, True])
+def test_planes_of_files_are_brought_to_the_unit_of_the_image(tmp_path, sky, bunit, planes, apart):
+    path = planed(tmp_path / "a.fits", sky, bunit, **planes)
+    found = skydelta.read(path, device="cpu")
+    np.testing.assert_allclose(found.variance, 25.0, rtol=1e-5)
+    assert "warnings" not in found.notes
+    (name, *more), kinds = planes, {"VAR": "variance", "ERR": "sigma", "WHT": "weight"}
+    if apart and not more and name in kinds:
+        alone = planed(tmp_path / "alone.fits", sky, bunit)
+        found = skydelta.read(alone, **{kinds[name]: f"{path}[{name}]"}, device="cpu")
+        np.testing.assert_allclose(found.variance, 25.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bunit", "planes", "said"),
+    [
+        ("adu", {"VAR": (1.0, "electron**2")}, r"HDU 2 \(VAR\): variance is in electron2, which is no adu2"),
+        ("adu", {"ERR": (1.0, "electron")}, r"HDU 2 \(ERR\): sigma is in electron, which is no adu"),
+        ("electron/s", {"ERR": (1.0, "electron")}, r"sigma is in electron, which is no electron / s"),
+        ("adu", {"ERR": (1.0, "adu2")}, r"sigma is in adu2, which is no adu"),
+        (
+            "Jy",
+            {"VAR_POISSON": (1.0, "Jy2"), "VAR_RNOISE": (1.0, "adu2")},
+            r"HDU 3 \(VAR_RNOISE\): variance is in adu2",
+        ),
+    ],
+)
+def test_planes_of_files_in_another_unit_are_refused(tmp_path, sky, bunit, planes, said):
+    path = planed(tmp_path / "a.fits", sky, bunit, **planes)
+    with pytest.raises(InputError, match=said) as told:
+        skydelta.read(path, device="cpu")
+    assert "\n" not in str(told.value) and "a.fits" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("planes", "said"),
+    [
+        ({"VAR": (1.0, "adu")}, "HDU 2 (VAR): variance is in adu, the image in adu; taken as adu2"),
+        ({"WHT": (1.0, "s")}, "HDU 2 (WHT): weight is in s, the image in adu; taken as 1 / adu2"),
+    ],
+)
+def test_units_that_programs_copy_are_said(tmp_path, sky, planes, said):
+    found = skydelta.read(planed(tmp_path / "a.fits", sky, "adu", **planes), device="cpu")
+    np.testing.assert_allclose(found.variance, 25.0, rtol=1e-5)
+    assert found.notes["warnings"] == [said]
+
+
+def test_the_unit_of_a_primary_is_not_that_of_a_plane(tmp_path, sky):
+    path = planed(tmp_path / "a.fits", sky, "", VAR=(1.0, ""))
+    with fits.open(path, mode="update") as hdus:
+        hdus[0].header["BUNIT"] = "electron"
+    found = skydelta.read(path, device="cpu")
+    assert found.unit == u.electron and "warnings" not in found.notes
+
+
+def test_what_write_makes_has_units_that_read_takes(tmp_path, sky):
+    exposure = skydelta.Exposure(sky, np.full(sky.shape, 25.0), unit=u.electron / u.s)
+    skydelta.write(exposure, tmp_path / "w.fits")
+    found = skydelta.read(tmp_path / "w.fits", device="cpu")
+    np.testing.assert_array_equal(found.variance, 25.0)
+    assert "warnings" not in found.notes

@@ -254,3 +254,29 @@ def test_files_from_a_device_are_the_same_bytes(rng, tmp_path, compression, kind
         write(exposure, tmp_path / "host.fits", compression, tile=tile)
         write(exposure.to(resolve("cuda")), tmp_path / "device.fits", compression, tile=tile)
         assert (tmp_path / "host.fits").read_bytes() == (tmp_path / "device.fits").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.int32, np.uint16])
+def test_a_quantisation_without_effect_is_refused(tmp_path, rng, kind):
+    whole = Exposure(rng.integers(0, 99, (40, 50)).astype(kind), mask=np.zeros((40, 50), np.int32))
+    with pytest.raises(ConfigError, match=r"write: quantise_level has no effect on integers \(u?int\d\d"):
+        write(whole, tmp_path / "a.fits", "RICE_1", quantise_level=4)
+    assert not list(tmp_path.iterdir())
+    write(whole, tmp_path / "a.fits", "RICE_1")
+    write(whole.with_(variance=np.ones((40, 50), np.float32)), tmp_path / "b.fits", "RICE_1", quantise_level=4)
+    long = Exposure(np.arange(2000).reshape(40, 50))
+    with pytest.raises(ConfigError, match=r"write: compression 'GZIP_2' has no effect on 64-bit integers"):
+        write(long, tmp_path / "c.fits", "GZIP_2")
+
+
+def test_a_name_that_ends_in_fz_is_compressed_in_tiles(tmp_path, rng):
+    exposure = Exposure(rng.normal(100, 3, (60, 70)).astype(np.float32), mask=np.zeros((60, 70), np.int32))
+    write(exposure, tmp_path / "a.fits.fz")
+    write(exposure, tmp_path / "b.fits", "GZIP_2")
+    assert (tmp_path / "a.fits.fz").read_bytes() == (tmp_path / "b.fits").read_bytes()
+    with fits.open(tmp_path / "a.fits.fz") as hdus:
+        assert [h.name for h in hdus if isinstance(h, fits.CompImageHDU)] == ["SCI", "DQ"]
+        np.testing.assert_array_equal(hdus["SCI"].data, exposure.image)
+    write(exposure, tmp_path / "c.fits.fz", "RICE_1")
+    with fits.open(tmp_path / "c.fits.fz", disable_image_compression=True) as hdus:
+        assert hdus["SCI"].header["ZCMPTYPE"] == "RICE_1"
