@@ -38,6 +38,10 @@ SKY_TILT = ((0.05, -0.03, 0.02), (-0.02, 0.015, 0.01))
 """Relative change of the sky with u, v and u v, of science and reference."""
 
 
+SMALL, BESIDE = 192, 10
+"""Images of fewer px a side have defects within that of their edges alone: a star needs about 80 px around it without
+any before the match can use it, and one defect spoils most of such an image."""
+
 PLANES = {
     "science": {"BAD": 0, "SAT": 1, "CR": 3, "NO_DATA": 8},
     "reference": {"NO_DATA": 0, "BAD": 2, "SAT": 5, "CR": 6},
@@ -275,13 +279,27 @@ def _observe(
 def _damage(
     rng: np.random.Generator, role: str, image: np.ndarray, mask: np.ndarray, bits: dict[str, np.int32]
 ) -> None:
-    """Add detector defects in place; each is flagged."""
+    """Add detector defects in place; each is flagged. Small images have them beside their edges alone."""
+    h, w = image.shape
+    before = image.copy(), mask.copy()
+    small = min(h, w) < SMALL
+    _scatter_defects(rng, role, image, mask, bits, BESIDE if small else max(h, w))
+    if small:
+        inner = np.s_[BESIDE : h - BESIDE, BESIDE : w - BESIDE]
+        image[inner], mask[inner] = (plane[inner] for plane in before)
+
+
+def _scatter_defects(
+    rng: np.random.Generator, role: str, image: np.ndarray, mask: np.ndarray, bits: dict[str, np.int32], within: int
+) -> None:
+    """Hot pixels in the first rows, and a column among the first, ``within`` this; the others anywhere."""
     h, w = image.shape
     megapixels = h * w / 1e6
     hot = rng.integers(0, h, max(3, round(40 * megapixels))), rng.integers(0, w, max(3, round(40 * megapixels)))
+    hot = hot[0] % within, hot[1]
     image[hot] += rng.exponential(2000, len(hot[0]))
     mask[hot] |= bits["BAD"]
-    column, start = rng.integers(0, w), rng.integers(0, h // 2)
+    column, start = rng.integers(0, w) % within, rng.integers(0, h // 2)
     image[start : start + h // 3, column] *= 0.4
     mask[start : start + h // 3, column] |= bits["BAD"]
     if role == "reference":

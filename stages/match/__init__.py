@@ -237,14 +237,18 @@ class Match(Stage[MatchConfig]):
         stamp = self._stamp_half(broad_fwhm, sharp_fwhm)
         chosen = select(stars, sharp.good(), broad.good(), stamp, half)
         if not len(chosen):
-            raise _no_stamp(f"none of the {len(stars)} stars of the {direction} image can be a stamp", stars, chosen)
+            raise _no_stamp(
+                f"none of the {len(stars)} stars of the {direction} image can be a stamp", stars, chosen, sharp.shape
+            )
         stamps = Stamps.cut(sharp, broad, chosen, stamp, max(half, weight_margin(width)))
         fitted, light = ~chosen.held_out, smoothed(stamps, width)
         if not ctx.failures:  # of images that are not aligned
             seen, like = shared_light(stamps, light, width, broad_fwhm)
             if not (seen & like & fitted).any():
                 shown = f"{len(chosen)} of the {len(stars)} stars of the {direction} image can be stamps, none of"
-                raise _no_stamp(f"{shown} which has enough light in the other image, in its place", stars, chosen)
+                raise _no_stamp(
+                    f"{shown} which has enough light in the other image, in its place", stars, chosen, sharp.shape
+                )
             fitted &= like
         unlike = ~chosen.held_out & ~fitted
         count = int(fitted.sum())
@@ -304,11 +308,21 @@ class Match(Stage[MatchConfig]):
         return kernel
 
 
-def _no_stamp(what: str, stars: Stars, chosen: Selection) -> AlgorithmError:
-    """No kernel: what is missing, and what has become of the stars."""
-    lost = ", ".join(f"{v} {k}" for k, v in chosen.rejected.items())
+def _no_stamp(what: str, stars: Stars, chosen: Selection, shape: tuple[int, int]) -> AlgorithmError:
+    """No kernel: what is missing, what has become of the stars, and how much room one needs."""
+    side = 2 * chosen.margin + 1
+    why = {
+        "edge": f"nearer than {chosen.margin} px to the edge of {shape[1]} x {shape[0]} px",
+        "saturated": "saturated",
+        "masked": f"with an unusable pixel in their {side} x {side} px",
+        "fainter in cell": "fainter than others of their cell",
+    }
+    lost = ", ".join(f"{n} {why[reason]}" for reason, n in chosen.rejected.items() if n)
     numbers = {k.replace(" ", "_"): v for k, v in chosen.rejected.items()}
-    return AlgorithmError(f"match: {what} ({lost})", stars=len(stars), stamps=len(chosen), **numbers)
+    return AlgorithmError(
+        f"match: {what}: {lost or 'none was left out'}; smaller kernel_half and stamp_half need less room",
+        stars=len(stars), stamps=len(chosen), room_px=side, **numbers,
+    )  # fmt: skip
 
 
 def _stamps(count: int) -> str:

@@ -42,12 +42,13 @@ def most_stamps(shape: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """Chosen stamp centres (integer pixels) and which are held out."""
+    """Chosen stamp centres (integer pixels), which are held out, what became of others, and the room one needs, px."""
 
     x: np.ndarray
     y: np.ndarray
     held_out: np.ndarray
     rejected: dict[str, int]
+    margin: int = 0
 
     def __len__(self) -> int:
         return len(self.x)
@@ -95,7 +96,7 @@ def select(stars: Stars, good_sharp: Array, good_broad: Array, half: int, reach:
     held = np.arange(len(chosen)) % HELD_OUT == HELD_OUT // 2
     held[np.argsort(-stars.snr[chosen], kind="stable")[:KEPT]] = False
     return Selection(
-        x[chosen], y[chosen], held if len(chosen) >= 2 * HELD_OUT else np.zeros(len(chosen), bool), rejected
+        x[chosen], y[chosen], held if len(chosen) >= 2 * HELD_OUT else np.zeros(len(chosen), bool), rejected, margin
     )
 
 

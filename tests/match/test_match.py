@@ -469,3 +469,16 @@ def test_a_change_on_a_star_too_faint_for_its_chi2_is_kept_out_of_the_fit(figure
     assert ctx.metrics["stamps_changed"] >= 3
     got, _ = forced_fluxes(made["whitened"], x, y, "cpu")
     figure("flux of changes on stars of the fit, relative", abs(got.mean() / flux - 1), 0.05)
+
+
+def test_stars_without_room_are_told_with_the_room_that_they_need():
+    p = pair(seed=9, shape=(100, 120), stars=6, margin=20)
+    p.science.mask[30:70, 30:90] = p.science.planes.bit("BAD")
+    with pytest.raises(AlgorithmError, match=r"(\d+) nearer than (\d+) px to the edge of 120 x 100 px") as e:
+        Match(kernel_half=12, stamp_half=20).execute(context(), {"science": p.science, "reference": p.reference})
+    said, numbers = str(e.value), e.value.numbers
+    assert "nearer than 32 px to the edge" in said
+    assert numbers["room_px"] == 65
+    assert numbers["edge"] + numbers["masked"] + numbers["saturated"] == numbers["stars"]
+    assert not numbers["masked"] or f"{numbers['masked']} with an unusable pixel in their 65 x 65 px" in said
+    assert said.endswith("smaller kernel_half and stamp_half need less room")

@@ -276,3 +276,19 @@ def test_a_full_disk_leaves_no_empty_folder(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="No space left"):
             simulate(tmp_path / folder, size=128)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("size", [128, (130, 200)])
+def test_defects_of_small_scenes_leave_room_for_a_star(size):
+    """A kernel needs a star with about 80 px around it that no defect is in."""
+    for seed in range(1, 7):
+        scene, clean = (build(size=size, seed=seed, saturated=0, defects=on) for on in (True, False))
+        for frame, other in ((scene.science, clean.science), (scene.reference, clean.reference)):
+            inner = np.s_[10:-10, 10:-10]
+            assert not frame.mask[inner].any()
+            assert frame.mask.any(), "there are some beside the edges"
+            assert other.mask.any() == 0
+            assert np.isfinite(frame.image[inner]).all()
+            assert (frame.mask & (1 << PLANES[frame.role]["BAD"])).any()
+    large = build(size=192, seed=1, saturated=0)
+    assert large.reference.mask[10:-10, 10:-10].any()
