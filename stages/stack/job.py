@@ -29,6 +29,7 @@ from skydelta.stages.align.grids import ONE_GRID, Grid, grid_of, mosaic, north_u
 from skydelta.stages.align.mapping import one_grid
 from skydelta.stages.base import Context
 from skydelta.stages.stack.cards import TIME_CARDS, filter_of, positive, stacked_header
+from skydelta.stages.stack.kept import flux_kept
 from skydelta.stages.stack.levels import BlockGrid, Levels, Matching, match, sky_rows
 from skydelta.stages.stack.noise import joined, tile_means
 from skydelta.stages.stack.scaling import GOOD, Measured, fit, measure, zero_point
@@ -130,7 +131,9 @@ class Job:
         with Spool(self.budget // 2, config.scratch) as spool:
             for k, one in enumerate(outlines):
                 try:
-                    found, planes = self._aligned(one, grid, blocks, measure_stars=scaling is None)
+                    found, planes = self._aligned(
+                        one, grid, blocks, measure_stars=scaling is None or config.method == "median"
+                    )
                 except SkydeltaError as e:
                     self._refuse(one.id, e)
                     continue
@@ -455,6 +458,7 @@ class Job:
             id="stack",
             notes=notes,
         )
+        self._kept(stacked, waiting, scaling.scale)
         used = matching is not None and config.background != "none" and len(waiting) > 1
         times = [positive(o.header, TIME_CARDS) for o in outlines]
         columns: dict[str, Any] = {
@@ -490,6 +494,21 @@ class Job:
             "correlation": self._correlation(waiting, weights * scaling.scale, grid),
             "table": Table(columns),
         }
+
+    def _kept(self, stacked: Exposure, waiting: list[Waiting], scales: np.ndarray) -> None:
+        """Say what a median or clipping has done to the flux of stars, or that nobody knows."""
+        stars = [w.stars for w in waiting if w.stars is not None]
+        if self.config.method not in ("median", "clipped") or len(waiting) < 3 or len(stars) < len(waiting):
+            return
+        kept = flux_kept(measure(stacked), stars, scales)
+        if kept.stars:
+            self.ctx.metric("flux_kept", kept.ratio)
+            self.ctx.metric("flux_kept_err", kept.error)
+            stacked.header["FLUXKEPT"] = (kept.ratio, "flux of stars over that in the images")
+            stacked.header["FLUXKERR"] = (kept.error, "standard error of FLUXKEPT")
+        said = kept.complaint(self.config.method, all(w.method == "copy" for w in waiting))
+        if said:
+            self.ctx.flag("flux_not_kept" if kept.stars else "flux_unchecked", said)
 
     def _correlation(self, waiting: list[Waiting], factors: np.ndarray, grid: Grid) -> NoiseCorrelation:
         """How resampling correlates the noise of the stack, to which exposures add with these factors."""
