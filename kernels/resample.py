@@ -37,6 +37,9 @@ CELL_OUTSIDE = -2
 """Map cell without a pixel of the source."""
 
 
+_FLUX = "false", "true"  # as CUDA kernels are made for
+
+
 @dataclass(frozen=True)
 class PixelMap:
     """Where each target pixel lies in the source, as arrays.
@@ -149,7 +152,7 @@ RESAMPLE = register(
         reference="skydelta.kernels.cpu.reference_resample:gather",
         entries=(
             CudaEntry("resample.cu", "resample_touched", tuple((str(n),) for n in sorted(set(TAPS)))),
-            CudaEntry("resample.cu", "resample_gather", tuple((str(m),) for m in range(len(METHODS)))),
+            CudaEntry("resample.cu", "resample_gather", tuple((str(m), f) for m in range(len(METHODS)) for f in _FLUX)),
         ),
         halo="5 px around the mapped position",
         bytes_per_pixel=28.0,
@@ -157,44 +160,34 @@ RESAMPLE = register(
     )
 )
 
-EXACT = register(
-    KernelSpec(
-        name="resample_exact",
-        twin="skydelta.kernels.cpu.overlap:overlap",
-        launch="skydelta.kernels.cuda.resample:overlap",
-        reference="skydelta.kernels.cpu.reference_overlap:overlap",
-        entries=(CudaEntry("resample.cu", "resample_exact", max_spill=16),),
-        halo="the source pixels under a target pixel",
-        bytes_per_pixel=28.0,
-        tolerance=Tolerance(1e-6, 1e-6, "areas from edges or from clipped polygons, in float64"),
-    )
-)
+CORNER_METHODS: tuple[Method, ...] = ("exact", "adaptive", "drizzle")
+"""Those that go by the corners of pixels, by the number that the kernels know them by."""
 
-DRIZZLE = register(
-    KernelSpec(
-        name="resample_drizzle",
-        twin="skydelta.kernels.cpu.overlap:drizzle",
-        launch="skydelta.kernels.cuda.resample:drizzle",
-        reference="skydelta.kernels.cpu.reference_overlap:drizzle",
-        entries=(CudaEntry("resample.cu", "resample_drizzle", max_spill=40),),
-        halo="the source pixels under a target pixel",
-        bytes_per_pixel=28.0,
-        tolerance=Tolerance(1e-6, 1e-6, "areas from edges or from clipped polygons, in float64"),
-    )
-)
 
-ADAPTIVE = register(
-    KernelSpec(
-        name="resample_adaptive",
-        twin="skydelta.kernels.cpu.overlap:adaptive",
-        launch="skydelta.kernels.cuda.resample:adaptive",
-        reference="skydelta.kernels.cpu.reference_overlap:adaptive",
-        entries=(CudaEntry("resample.cu", "resample_adaptive"),),
-        halo="2 px of the larger of both pixels around the mapped position",
-        bytes_per_pixel=28.0,
-        tolerance=Tolerance(5e-6, 5e-6, "float32 weights"),
+def _by_corners(kind: int, function: str, halo: str, tolerance: Tolerance) -> KernelSpec:
+    return register(
+        KernelSpec(
+            name=f"resample_{CORNER_METHODS[kind]}",
+            twin=f"skydelta.kernels.cpu.overlap:{function}",
+            launch=f"skydelta.kernels.cuda.resample:{function}",
+            reference=f"skydelta.kernels.cpu.reference_overlap:{function}",
+            entries=(CudaEntry("resample.cu", "resample_by_corners", tuple((str(kind), f) for f in _FLUX)),),
+            halo=halo,
+            bytes_per_pixel=28.0,
+            tolerance=tolerance,
+        )
     )
+
+
+_AREAS = "the source pixels under a target pixel", Tolerance(1e-6, 1e-6, "areas from edges or from clipped polygons")
+EXACT = _by_corners(0, "overlap", *_AREAS)
+ADAPTIVE = _by_corners(
+    1,
+    "adaptive",
+    "2 px of the larger of both pixels around the mapped position",
+    Tolerance(5e-6, 5e-6, "float32 weights"),
 )
+DRIZZLE = _by_corners(2, "drizzle", *_AREAS)
 
 
 def resample(
@@ -246,34 +239,11 @@ def resample(
     values, work = implementation(PREPARE, backend)(
         image, variance, mask, degree=DEGREES[number], fill=bits.fill, bad=bits.bad, no_data=bits.no_data
     )
+    more: dict[str, object] = {"shape": pixel_map.shape, "method": number}
+    spec = RESAMPLE
     if method not in METHODS:
         height, width = pixel_map.shape
+        more = {"shape": (height - 1, width - 1)} | ({"pixfrac": pixfrac} if method == "drizzle" else {})
         spec = {"exact": EXACT, "drizzle": DRIZZLE, "adaptive": ADAPTIVE}[method]
-        return Resampled(
-            *implementation(spec, backend)(
-                values,
-                variance,
-                work,
-                backend.asarray(pixel_map.nodes),
-                backend.asarray(pixel_map.cells),
-                backend.asarray(pixel_map.exact),
-                shape=(height - 1, width - 1),
-                flux=flux,
-                bits=bits,
-                **({"pixfrac": pixfrac} if method == "drizzle" else {}),
-            )
-        )
-    return Resampled(
-        *implementation(RESAMPLE, backend)(
-            values,
-            variance,
-            work,
-            backend.asarray(pixel_map.nodes),
-            backend.asarray(pixel_map.cells),
-            backend.asarray(pixel_map.exact),
-            shape=pixel_map.shape,
-            method=number,
-            flux=flux,
-            bits=bits,
-        )
-    )
+    tables = (backend.asarray(table) for table in (pixel_map.nodes, pixel_map.cells, pixel_map.exact))
+    return Resampled(*implementation(spec, backend)(values, variance, work, *tables, flux=flux, bits=bits, **more))

@@ -8,13 +8,14 @@ clipped. `drizzle`: the same with source pixels shrunk about their centres. `ada
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
 from skydelta.kernels.cpu.jit import inline, parallel, prange
 from skydelta.kernels.cpu.resample import AT_PIXEL, lagrange, optional_planes, positions
-from skydelta.kernels.resample import CELL_OUTSIDE, MaskBits
+from skydelta.kernels.resample import CELL_OUTSIDE, CORNER_METHODS, MaskBits
 
 UPRIGHT = 1e-7
 """Edges that move by less than this along x, px, are taken as upright."""
@@ -41,10 +42,11 @@ LIVE = math.log(1e3) / TAPER
 INNER = 1.0
 """r^2 up to which all planes are passed on."""
 
-_EXACT, _ADAPTIVE, _DRIZZLE = range(3)
+_EXACT, _ADAPTIVE, _DRIZZLE = range(len(CORNER_METHODS))
 
 
-def overlap(
+def by_corners(
+    kind: int,
     values: np.ndarray,
     variance: np.ndarray | None,
     work: np.ndarray,
@@ -55,11 +57,16 @@ def overlap(
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
+    pixfrac: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Sums over source pixels, weighted by the area that each shares with a target pixel.
+    """Sums or means of the source pixels under each target pixel.
 
     Parameters
     ----------
+    kind : int
+        Of `CORNER_METHODS`. Exact: sums over source pixels, weighted by the area that each shares with a target pixel.
+        Drizzle: means, weighted by the area that the drop of each shares with it (Fruchter & Hook 2002); filled pixels
+        have none. Adaptive: means under a Gaussian that a target pixel of 1 px or more has there (DeForest 2004).
     values, work
         As `prepare` returns them for degree 0.
     variance : float32 (h, w) or None
@@ -68,71 +75,17 @@ def overlap(
     shape : (int, int)
         (H, W).
     flux : bool
-        Sums, otherwise means.
+        Sums, or means times the area of the target pixel; otherwise means.
     bits : MaskBits
+    pixfrac : float
+        Of drizzle: side of a drop over that of its pixel.
 
     Returns
     -------
     image, variance, mask, weight
-        As `Resampled`.
+        As `Resampled`. The weight of drizzle is the area of the drops there over that of full cover: 1 on average, up
+        to 1 / pixfrac^2.
     """
-    return _run(_EXACT, values, variance, work, nodes, cells, exact, shape, flux, bits)
-
-
-def drizzle(
-    values: np.ndarray,
-    variance: np.ndarray | None,
-    work: np.ndarray,
-    nodes: np.ndarray,
-    cells: np.ndarray,
-    exact: np.ndarray,
-    *,
-    shape: tuple[int, int],
-    flux: bool,
-    bits: MaskBits,
-    pixfrac: float,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Means of source pixels, weighted by the area that the drop of each shares with a target pixel (Fruchter & Hook
-    2002): the drop is the pixel shrunk to ``pixfrac`` of its side. Filled pixels have none.
-
-    Arguments and results as those of `overlap`, but with ``flux`` means times the area of the target pixel, and the
-    weight is the area of the drops there over that of full cover: 1 on average, up to 1 / pixfrac^2.
-    """
-    return _run(_DRIZZLE, values, variance, work, nodes, cells, exact, shape, flux, bits, pixfrac)
-
-
-def adaptive(
-    values: np.ndarray,
-    variance: np.ndarray | None,
-    work: np.ndarray,
-    nodes: np.ndarray,
-    cells: np.ndarray,
-    exact: np.ndarray,
-    *,
-    shape: tuple[int, int],
-    flux: bool,
-    bits: MaskBits,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Means of source pixels under a Gaussian that a target pixel of 1 px or more has at its place (DeForest 2004).
-
-    Arguments and results as those of `overlap`; with ``flux`` means times the area of the target pixel.
-    """
-    return _run(_ADAPTIVE, values, variance, work, nodes, cells, exact, shape, flux, bits)
-
-
-def _run(
-    kind: int,
-    values: np.ndarray,
-    variance: np.ndarray | None,
-    work: np.ndarray,
-    nodes: np.ndarray,
-    cells: np.ndarray,
-    exact: np.ndarray,
-    shape: tuple[int, int],
-    flux: bool,
-    bits: MaskBits,
-    pixfrac: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     image_out, weight_out = np.empty(shape, np.float32), np.empty(shape, np.float32)
     variance_out = None if variance is None else np.empty(shape, np.float32)
     mask_out = np.empty(shape, np.int32)
@@ -141,6 +94,9 @@ def _run(
     _gather(kind, values, v_in, work, nodes, cells, exact, exact.shape[2], flux, np.array(bits, np.int32), pixfrac,
             image_out, v_out, mask_out, weight_out)  # fmt: skip
     return image_out, variance_out, mask_out, weight_out
+
+
+overlap, adaptive, drizzle = (functools.partial(by_corners, kind) for kind in (_EXACT, _ADAPTIVE, _DRIZZLE))
 
 
 @parallel

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from skydelta.kernels.cpu.overlap import INNER, LIVE, REGION, SEAM, SLIVER, TAPER, TRACE
@@ -10,8 +13,12 @@ from skydelta.kernels.cpu.reference_resample import dense_map
 from skydelta.kernels.cpu.resample import AT_PIXEL
 from skydelta.kernels.resample import MaskBits
 
+_Pixel = tuple[float, float, int, float]
+"""Image, variance, mask and weight."""
 
-def overlap(
+
+def _by_corners(
+    of_pixel: Callable[..., _Pixel],
     values: np.ndarray,
     variance: np.ndarray | None,
     work: np.ndarray,
@@ -22,131 +29,115 @@ def overlap(
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
+    **more: float,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
     """As the twin of the same name."""
     corners = _corners(nodes, cells, exact, shape)
-    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
+    noise = np.zeros(values.shape) if variance is None else variance
+    out = np.full((*shape, 4), [np.nan, np.nan, bits.no_data, 0.0])
     for y, x in np.ndindex(*shape):
         four = _around(corners, y, x)
-        quad = four[:, :2] + 0.5
-        whole = area(quad)
-        if not 0 < whole <= SEAM * four[:, 2].max():
-            continue
-        a = shared_areas(quad, values.shape)
-        seen = sum(a.values())
-        if seen <= SLIVER * whole:
-            continue
-        filled = {p: work[p] < 0 for p in a}
-        lost = sum(v for p, v in a.items() if filled[p])
-        kept2 = sum(v * v for p, v in a.items() if not filled[p])
-        m = bits.edge if seen < (1 - AT_PIXEL) * whole else 0
-        for p, v in a.items():
-            if v > AT_PIXEL * min(1.0, whole):
-                m |= int(work[p]) & 0x7FFFFFFF | (bits.interp if filled[p] else 0)
-        weight[y, x] = (seen - lost) / whole
-        gone = lost > 0.5 * seen or kept2 == 0
-        mask[y, x] = m | bits.no_data if gone else m
-        if not gone:
-            scale = 1.0 if flux else 1 / seen
-            image[y, x] = sum(v * float(values[p]) for p, v in a.items()) * scale
-            if variance is not None:
-                good = sum(v * v * float(variance[p]) for p, v in a.items() if not filled[p])
-                var[y, x] = good * sum(v * v for v in a.values()) / kept2 * scale**2
+        whole = area(four[:, :2])
+        if 0 < whole <= SEAM * four[:, 2].max():
+            out[y, x] = of_pixel(values, noise, work, four[:, :2], whole, flux, bits, **more)
+    image, var, mask, weight = (plane.astype(kind) for plane, kind in zip(out.transpose(2, 0, 1), "ffif", strict=True))
     return image, None if variance is None else var, mask, weight
 
 
-def drizzle(
+def _exact(
     values: np.ndarray,
-    variance: np.ndarray | None,
+    variance: np.ndarray,
     work: np.ndarray,
-    nodes: np.ndarray,
-    cells: np.ndarray,
-    exact: np.ndarray,
-    *,
-    shape: tuple[int, int],
+    four: np.ndarray,
+    whole: float,
+    flux: bool,
+    bits: MaskBits,
+) -> _Pixel:
+    a = shared_areas(four + 0.5, values.shape)
+    seen = sum(a.values())
+    if seen <= SLIVER * whole:
+        return np.nan, np.nan, bits.no_data, 0.0
+    filled = {p: work[p] < 0 for p in a}
+    lost = sum(v for p, v in a.items() if filled[p])
+    kept2 = sum(v * v for p, v in a.items() if not filled[p])
+    m = bits.edge if seen < (1 - AT_PIXEL) * whole else 0
+    for p, v in a.items():
+        if v > AT_PIXEL * min(1.0, whole):
+            m |= int(work[p]) & 0x7FFFFFFF | (bits.interp if filled[p] else 0)
+    weight = (seen - lost) / whole
+    if lost > 0.5 * seen or kept2 == 0:
+        return np.nan, np.nan, m | bits.no_data, weight
+    scale = 1.0 if flux else 1 / seen
+    good = sum(v * v * float(variance[p]) for p, v in a.items() if not filled[p])
+    var = good * sum(v * v for v in a.values()) / kept2 * scale**2
+    return sum(v * float(values[p]) for p, v in a.items()) * scale, var, m, weight
+
+
+def _drizzle(
+    values: np.ndarray,
+    variance: np.ndarray,
+    work: np.ndarray,
+    four: np.ndarray,
+    whole: float,
     flux: bool,
     bits: MaskBits,
     pixfrac: float,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """As the twin of the same name."""
+) -> _Pixel:
     h, w = values.shape
-    corners = _corners(nodes, cells, exact, shape)
-    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
-    for y, x in np.ndindex(*shape):
-        four = _around(corners, y, x)
-        quad = four[:, :2] + 0.5
-        whole = area(quad)
-        if not 0 < whole <= SEAM * four[:, 2].max():
-            continue
-        every = shared_areas(quad, values.shape, (1 - pixfrac) / 2)
-        touched = [p for p, v in every.items() if v > AT_PIXEL * min(pixfrac**2, whole)]
-        a = {p: v for p, v in every.items() if work[p] >= 0}
-        seen = sum(a.values())
-        if seen <= TRACE * pixfrac**2 * whole:
-            mask[y, x] |= np.bitwise_or.reduce([0, *(int(work[p]) & 0x7FFFFFFF for p in touched)])
-            continue
-        cut = (quad < -AT_PIXEL).any() or (quad > np.array([w, h]) + AT_PIXEL).any()
-        mask[y, x] = np.bitwise_or.reduce([bits.edge if cut else 0, *(int(work[p]) for p in touched if p in a)])
-        weight[y, x] = seen / (pixfrac**2 * whole)
-        scale = (whole if flux else 1.0) / seen
-        image[y, x] = sum(v * float(values[p]) for p, v in a.items()) * scale
-        if variance is not None:
-            var[y, x] = sum(v * v * float(variance[p]) for p, v in a.items()) * scale**2
-    return image, None if variance is None else var, mask, weight
+    quad = four + 0.5
+    every = shared_areas(quad, values.shape, (1 - pixfrac) / 2)
+    touched = [p for p, v in every.items() if v > AT_PIXEL * min(pixfrac**2, whole)]
+    a = {p: v for p, v in every.items() if work[p] >= 0}
+    seen = sum(a.values())
+    if seen <= TRACE * pixfrac**2 * whole:
+        m = np.bitwise_or.reduce([bits.no_data, *(int(work[p]) & 0x7FFFFFFF for p in touched)])
+        return np.nan, np.nan, m, 0.0
+    cut = (quad < -AT_PIXEL).any() or (quad > np.array([w, h]) + AT_PIXEL).any()
+    m = np.bitwise_or.reduce([bits.edge if cut else 0, *(int(work[p]) for p in touched if p in a)])
+    scale = (whole if flux else 1.0) / seen
+    var = sum(v * v * float(variance[p]) for p, v in a.items()) * scale**2
+    return sum(v * float(values[p]) for p, v in a.items()) * scale, var, m, seen / (pixfrac**2 * whole)
 
 
-def adaptive(
+def _adaptive(
     values: np.ndarray,
-    variance: np.ndarray | None,
+    variance: np.ndarray,
     work: np.ndarray,
-    nodes: np.ndarray,
-    cells: np.ndarray,
-    exact: np.ndarray,
-    *,
-    shape: tuple[int, int],
+    four: np.ndarray,
+    whole: float,
     flux: bool,
     bits: MaskBits,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """As the twin of the same name."""
+) -> _Pixel:
     h, w = values.shape
-    corners = _corners(nodes, cells, exact, shape)
-    image, var = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-    mask, weight = np.full(shape, bits.no_data, np.int32), np.zeros(shape, np.float32)
-    for y, x in np.ndindex(*shape):
-        four = _around(corners, y, x)
-        px, py = four[:, :2].mean(axis=0)
-        whole = area(four[:, :2])
-        if not (0 < whole <= SEAM * four[:, 2].max() and -0.5 <= px <= w - 0.5 and -0.5 <= py <= h - 0.5):
-            continue
-        jacobian = np.stack([four[[1, 2], :2].sum(0) - four[[0, 3], :2].sum(0),
-                             four[[2, 3], :2].sum(0) - four[[0, 1], :2].sum(0)], 1) / 2  # fmt: skip
-        u, s, vt = np.linalg.svd(jacobian)
-        padded = np.maximum(1.0, s)
-        rx, ry = REGION * np.abs(u @ np.diag(padded) @ vt).sum(axis=1)
-        yy, xx = np.mgrid[int(np.ceil(py - ry)) : int(np.floor(py + ry)) + 1,
-                          int(np.ceil(px - rx)) : int(np.floor(px + rx)) + 1]  # fmt: skip
-        back = vt.T @ np.diag(1 / padded) @ u.T @ np.stack([xx - px, yy - py]).reshape(2, -1)
-        r2 = (back**2).sum(axis=0).reshape(yy.shape)
-        g = np.exp(-TAPER * r2)
-        inside = (yy >= 0) & (yy < h) & (xx >= 0) & (xx < w)
-        at = yy[inside], xx[inside]
-        gi, flags, near = g[inside], work[at], r2[inside]
-        good, live = flags >= 0, near <= LIVE
-        lost, kept2 = g[~inside].sum() + gi[~good].sum(), (gi[good] ** 2).sum()
-        m = bits.edge if (r2[~inside] <= LIVE).any() else 0
-        m |= bits.interp if (~good & live).any() else 0
-        m |= int(np.bitwise_or.reduce(np.where(near <= INNER, flags, flags & bits.grow)[live], initial=0)) & 0x7FFFFFFF
-        weight[y, x] = 1 - lost / g.sum()
-        gone = lost > 0.5 * g.sum() or kept2 == 0
-        mask[y, x] = m | bits.no_data if gone else m
-        if not gone:
-            scale = (whole if flux else 1.0) / gi.sum()
-            image[y, x] = (gi * values[at]).sum() * scale
-            if variance is not None:
-                var[y, x] = (gi[good] ** 2 * variance[at][good]).sum() * (gi**2).sum() / kept2 * scale**2
-    return image, None if variance is None else var, mask, weight
+    px, py = four.mean(axis=0)
+    if not (-0.5 <= px <= w - 0.5 and -0.5 <= py <= h - 0.5):
+        return np.nan, np.nan, bits.no_data, 0.0
+    jacobian = np.stack([four[[1, 2]].sum(0) - four[[0, 3]].sum(0), four[[2, 3]].sum(0) - four[[0, 1]].sum(0)], 1) / 2
+    u, s, vt = np.linalg.svd(jacobian)
+    padded = np.maximum(1.0, s)
+    rx, ry = REGION * np.abs(u @ np.diag(padded) @ vt).sum(axis=1)
+    yy, xx = np.mgrid[int(np.ceil(py - ry)) : int(np.floor(py + ry)) + 1,
+                      int(np.ceil(px - rx)) : int(np.floor(px + rx)) + 1]  # fmt: skip
+    back = vt.T @ np.diag(1 / padded) @ u.T @ np.stack([xx - px, yy - py]).reshape(2, -1)
+    r2 = (back**2).sum(axis=0).reshape(yy.shape)
+    g = np.exp(-TAPER * r2)
+    inside = (yy >= 0) & (yy < h) & (xx >= 0) & (xx < w)
+    at = yy[inside], xx[inside]
+    gi, flags, near = g[inside], work[at], r2[inside]
+    good, live = flags >= 0, near <= LIVE
+    lost, kept2 = g[~inside].sum() + gi[~good].sum(), (gi[good] ** 2).sum()
+    m = bits.edge if (r2[~inside] <= LIVE).any() else 0
+    m |= bits.interp if (~good & live).any() else 0
+    m |= int(np.bitwise_or.reduce(np.where(near <= INNER, flags, flags & bits.grow)[live], initial=0)) & 0x7FFFFFFF
+    weight = 1 - lost / g.sum()
+    if lost > 0.5 * g.sum() or kept2 == 0:
+        return np.nan, np.nan, m | bits.no_data, weight
+    scale = (whole if flux else 1.0) / gi.sum()
+    var = (gi[good] ** 2 * variance[at][good]).sum() * (gi**2).sum() / kept2 * scale**2
+    return (gi * values[at]).sum() * scale, var, m, weight
+
+
+overlap, adaptive, drizzle = (functools.partial(_by_corners, of_pixel) for of_pixel in (_exact, _adaptive, _drizzle))
 
 
 def _corners(nodes: np.ndarray, cells: np.ndarray, exact: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

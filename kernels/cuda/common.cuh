@@ -35,6 +35,33 @@ HD float quiet_nan()
 #endif
 }
 
+// a / b to 2 units of the last place or so, for b from 1e-37 to 1e37.
+HD float divided(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fdividef(a, b);
+#else
+    return a / b;
+#endif
+}
+
+// 1 / v to 1e-13, for |v| from 1e-37 to 1e37: a step of Newton's method from a float32.
+HD double reciprocal(double v)
+{
+    const double r = divided(1.0f, (float)v);
+    return r * (2.0 - v * r);
+}
+
+// Largest integer not above v; int's bounds where it has none.
+HD int floor_int(double v)
+{
+#ifdef __CUDA_ARCH__
+    return __double2int_rd(v);
+#else
+    return (int)floor(minimum(maximum(v, -2147483648.0), 2147483647.0));
+#endif
+}
+
 // As the host's complex64.
 struct alignas(8) Complex {
     float re, im;

@@ -7,11 +7,9 @@
 
 namespace overlap {
 
-using resample::Map;
 using resample::Pixel;
 using resample::Source;
 
-constexpr double UPRIGHT = 1e-7;  // edges that move by less along x are upright
 constexpr double SLIVER = 1e-9;   // part of a target pixel that must lie on the source
 constexpr double TRACE = 1e-5;    // part of full cover that drops must have for a value
 constexpr float SEAM = 4.0f;      // larger than the derivatives of the map say by this: corners on both sides of a seam
@@ -21,73 +19,42 @@ constexpr double REGION = 3.0;                          // half side of the squa
 constexpr double LIVE = 6.907755278982137 / TAPER;      // r^2 of a thousandth of the largest weight
 constexpr double INNER = 1.0;                           // r^2 up to which all planes are passed on
 
-struct Corner {
-  double x, y;  // NaN: no map
-  float area;   // of a target pixel, source pixels; infinite where the map is smooth
+// An edge of a quadrilateral. Slopes are float32: what the pixels on both sides of an edge take from it is the same to
+// the last bits of a float64, and the parts of an edge sum to the whole of it, whatever the slope.
+struct Edge {
+  double x, y;  // of its middle, of its first corner
+  float lean;   // half the width per height; 0: level
+  float steep;  // half the signed height per width; 0: upright
 };
 
-// Corner (y, x) of the map of corners.
-HD Corner corner(const Map& map, int y, int x) {
-  const int i = y / map.spacing, j = x / map.spacing, ty = y - i * map.spacing, tx = x - j * map.spacing;
-  const int cell = map.cells[(size_t)i * map.nx + j];
-  Corner out{quiet_nan(), quiet_nan(), quiet_nan()};
-  if (cell == resample::CELL_INTERPOLATED) {
-    double across[4], up[4];
-    resample::lagrange(tx * map.inverse, across);
-    resample::lagrange(ty * map.inverse, up);
-    const size_t stride = map.nx + 3;
-    const double* xs = map.nodes + (size_t)i * stride + j;
-    const double* ys = xs + (size_t)(map.ny + 3) * stride;
-    out.x = out.y = 0.0;
-    for (int k = 0; k < 4; ++k) {
-      double column_x = 0.0, column_y = 0.0;
-      for (int n = 0; n < 4; ++n) {
-        column_x += up[n] * xs[(size_t)n * stride + k];
-        column_y += up[n] * ys[(size_t)n * stride + k];
-      }
-      out.x += across[k] * column_x;
-      out.y += across[k] * column_y;
-    }
-    out.area = 3.0e38f;
-  } else if (cell >= 0) {
-    const size_t plane = (size_t)map.spacing * map.spacing;
-    const double* at = map.exact + (size_t)cell * 3 * plane + (size_t)ty * map.spacing + tx;
-    out = {at[0], at[plane], (float)at[2 * plane]};
-  }
-  return out;
-}
-
-// The edges of a quadrilateral between two heights.
+// The four edges of a pixel, `stride` apart: on a device in shared memory, since registers are short.
 struct Edges {
-  double low[4], high[4];  // x
-  double height[4];        // signed
-  double steep[4];         // half the height per width; 0: upright
+  Edge* first;
+  int stride;
 
-  HD Edges(const double (&xs)[4], const double (&ys)[4], double from_y, double to_y) {
+  HD void set(const double (&xs)[4], const double (&ys)[4], double x0, double y0) const {
     UNROLL for (int k = 0; k < 4; ++k) {
-      const double dx = xs[(k + 1) % 4] - xs[k], dy = ys[(k + 1) % 4] - ys[k];
-      const double a = minimum(maximum(ys[k], from_y), to_y), b = minimum(maximum(ys[k] + dy, from_y), to_y);
-      low[k] = high[k] = steep[k] = 0.0;
-      height[k] = b - a;
-      if (height[k] == 0.0) continue;
-      const double per = 1.0 / dy, from = xs[k] + dx * ((a - ys[k]) * per), to = xs[k] + dx * ((b - ys[k]) * per);
-      low[k] = minimum(from, to);
-      high[k] = maximum(from, to);
-      steep[k] = fabs(dx) > UPRIGHT ? 0.5 * fabs(dy / dx) : 0.0;
+      const double x = xs[(k + 1) % 4];
+      const float dx = (float)(x - xs[k]), dy = (float)(ys[(k + 1) % 4] - ys[k]);
+      first[k * stride] = {0.5 * (xs[k] + x) - x0, ys[k] - y0, dy == 0.0f ? 0.0f : 0.5f * divided(dx, dy),
+                           dx == 0.0f ? 0.0f : 0.5f * divided(dy, fabsf(dx))};
     }
   }
 
-  // Integral of min(x, c) dy along them.
-  HD double below(double c) const {
-    double total = 0.0;
-    UNROLL for (int k = 0; k < 4; ++k) {
-      double x = 0.5 * (low[k] + high[k]);
-      if (low[k] >= c || (steep[k] == 0.0 && x > c)) x = c;
-      total += height[k] * x;
-      if (low[k] < c && high[k] > c) {
-        const double beyond = (high[k] - c) * (high[k] - c) * steep[k];
-        total -= height[k] > 0.0 ? beyond : -beyond;
-      }
+  // Integral of min(x, c) dy along their parts between two heights; `whole` is that of x dy.
+  HD double below(double low, double high, double c, double& whole) const {
+    double y = first[0].y, from = minimum(maximum(y, low), high), total = whole = 0.0;
+    KEEP_LOOP for (int k = 0; k < 4; ++k) {
+      const Edge edge = first[k * stride];
+      const double next = first[(k + 1) % 4 * stride].y, to = minimum(maximum(next, low), high);
+      const double height = to - from, middle = edge.x + ((from + to) - (y + next)) * edge.lean;
+      const double half = fabs(height * edge.lean), over = middle + half - c;
+      const bool beyond = middle - half >= c;
+      const double part = !beyond && over > 0.0 ? over : 0.0;
+      whole += height * middle;
+      total += height * (beyond ? c : middle) - part * part * edge.steep;
+      y = next;
+      from = to;
     }
     return total;
   }
@@ -96,33 +63,36 @@ struct Edges {
 // One target pixel from its corners, in turn around it, where source pixel i covers i to i + 1. With DROPS source pixels
 // are shrunk to pixfrac of their side, filled ones have no drop, and values are means.
 template <bool DROPS>
-HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit, bool flux, double pixfrac = 1.0) {
+HD Pixel gather(const Source& in, const double (&xs)[4], const double (&ys)[4], const Edges& edges, float limit,
+                bool flux, double pixfrac = 1.0) {
   const double side = DROPS ? pixfrac : 1.0, margin = 0.5 * (1.0 - side);
   const double area2 = (xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]);
-  const double area = 0.5 * fabs(area2);
-  Pixel out{quiet_nan(), quiet_nan(), in.no_data, 0.0f};
+  const double area = 0.5 * fabs(area2), turn = area2 > 0.0 ? 1.0 : -1.0;
+  Pixel out = resample::nothing(in);
   if (!(area > 0.0 && area <= limit)) return out;
-  const double left = minimum(minimum(xs[0], xs[1]), minimum(xs[2], xs[3]));
-  const double right = maximum(maximum(xs[0], xs[1]), maximum(xs[2], xs[3]));
-  const double bottom = minimum(minimum(ys[0], ys[1]), minimum(ys[2], ys[3]));
-  const double top = maximum(maximum(ys[0], ys[1]), maximum(ys[2], ys[3]));
-  if (right <= 0.0 || left >= in.w || top <= 0.0 || bottom >= in.h) return out;
-  const double x0 = floor(left), y0 = floor(bottom);  // positions are counted from here
-  const int first = (int)maximum(x0, 0.0), last = (int)minimum(ceil(right), (double)in.w);
-  const int lowest = (int)maximum(y0, 0.0), highest = (int)minimum(ceil(top), (double)in.h);
-  UNROLL for (int k = 0; k < 4; ++k) {
-    xs[k] -= x0 + margin;
-    ys[k] -= y0 + margin;
+  int x0 = floor_int(xs[0]), x1 = x0, y0 = floor_int(ys[0]), y1 = y0;  // first and last pixels under the corners
+  UNROLL for (int k = 1; k < 4; ++k) {
+    const int x = floor_int(xs[k]), y = floor_int(ys[k]);
+    x0 = minimum(x0, x);
+    x1 = maximum(x1, x);
+    y0 = minimum(y0, y);
+    y1 = maximum(y1, y);
   }
+  if (x1 < 0 || x0 >= in.w || y1 < 0 || y0 >= in.h) return out;
+  edges.set(xs, ys, x0 + margin, y0 + margin);  // positions are counted from the first pixel
   const double touches = TOUCHES * minimum(side * side, area);
-  double total = 0.0, seen = 0.0, lost = 0.0, v = 0.0, kept2 = 0.0, total2 = 0.0;
+  double total = 0.0, seen = 0.0, lost = 0.0, v = 0.0, kept2 = 0.0, lost2 = 0.0;
   int m = 0, spoiled = 0;
-  KEEP_LOOP for (int y = lowest; y < highest; ++y) {
-    const Edges edges(xs, ys, y - y0, y - y0 + side);
-    double before = DROPS ? 0.0 : edges.below(first - x0);
-    KEEP_LOOP for (int x = first; x < last; ++x) {
-      if constexpr (DROPS) before = edges.below(x - x0);
-      const double after = edges.below(x - x0 + side), a = area2 > 0.0 ? after - before : before - after;
+  KEEP_LOOP for (int y = maximum(y0, 0); y <= minimum(y1, in.h - 1); ++y) {
+    const int first = maximum(x0, 0), last = minimum(x1, in.w - 1);
+    const double low = y - y0, high = low + side;
+    double whole, before = DROPS || first == x0 ? 0.0 : edges.below(low, high, first - x0, whole);
+    KEEP_LOOP for (int x = first; x <= last; ++x) {
+      if constexpr (DROPS) before = edges.below(low, high, x - x0, whole);
+      // what lies left of the end of the last column is all there is, which the column before it found
+      const double after =
+          !DROPS && x == x1 && x > first ? whole : edges.below(low, high, x - x0 + side, whole);
+      const double a = (after - before) * turn;
       before = after;
       if (!(a > 0.0)) continue;
       const size_t p = (size_t)y * in.w + x;
@@ -133,9 +103,9 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
       }
       seen += a;
       total += a * in.values[p];
-      if constexpr (!DROPS) total2 += a * a;
       if (flags < 0) {
         lost += a;
+        lost2 += a * a;
       } else {
         kept2 += a * a;
         if (in.variance) v += a * a * in.variance[p];
@@ -144,23 +114,25 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
     }
   }
   m &= 0x7fffffff;
-  if (DROPS) total2 = kept2;
   const double cover = side * side * area;  // of the drops under a pixel, where they are all there
   if (seen <= (DROPS ? TRACE : SLIVER) * cover) {
     out.mask |= spoiled & 0x7fffffff;
     return out;
   }
-  const bool cut = DROPS ? minimum(left, bottom) < -TOUCHES || right > in.w + TOUCHES || top > in.h + TOUCHES
-                         : seen < (1.0 - TOUCHES) * area;
+  bool cut = !DROPS && seen < (1.0 - TOUCHES) * area;
+  if (DROPS && (x0 < 0 || y0 < 0 || x1 >= in.w || y1 >= in.h))
+    UNROLL for (int k = 0; k < 4; ++k)
+      cut = cut || minimum(xs[k], ys[k]) < -TOUCHES || xs[k] > in.w + TOUCHES || ys[k] > in.h + TOUCHES;
   if (cut) m |= in.edge;
   const bool gone = lost > 0.5 * seen || kept2 == 0.0;
   out.mask = gone ? m | in.no_data : m;
-  out.weight = (float)minimum(1.0 / (side * side), (seen - lost) / cover);
+  out.weight = (float)minimum(1.0 / (side * side), (seen - lost) * reciprocal(cover));
   if (gone) return out;
+  if (lost2 > 0.0) v *= 1.0 + lost2 / kept2;
   // exact sums, so that pixels cut by the border hold what they cover
-  const double scale = !flux ? 1.0 / seen : DROPS ? area / seen : 1.0;
+  const double scale = !flux ? reciprocal(seen) : DROPS ? area * reciprocal(seen) : 1.0;
   out.image = (float)(total * scale);
-  out.variance = (float)(v * total2 / kept2 * scale * scale);
+  out.variance = (float)(v * scale * scale);
   return out;
 }
 
@@ -169,7 +141,7 @@ HD Pixel gather(const Source& in, double (&xs)[4], double (&ys)[4], float limit,
 HD Pixel smoothed(const Source& in, const double (&xs)[4], const double (&ys)[4], float limit, bool flux) {
   const double area = 0.5 * fabs((xs[2] - xs[0]) * (ys[3] - ys[1]) - (xs[3] - xs[1]) * (ys[2] - ys[0]));
   const double px = 0.25 * (xs[0] + xs[1] + xs[2] + xs[3]) - 0.5, py = 0.25 * (ys[0] + ys[1] + ys[2] + ys[3]) - 0.5;
-  Pixel out{quiet_nan(), quiet_nan(), in.no_data, 0.0f};
+  Pixel out = resample::nothing(in);
   if (!(area > 0.0 && area <= limit && px >= -0.5 && px <= in.w - 0.5 && py >= -0.5 && py <= in.h - 0.5)) return out;
   const double a = 0.5 * (xs[1] - xs[0] + xs[2] - xs[3]), b = 0.5 * (xs[3] - xs[0] + xs[2] - xs[1]);
   const double c = 0.5 * (ys[1] - ys[0] + ys[2] - ys[3]), d = 0.5 * (ys[3] - ys[0] + ys[2] - ys[1]);

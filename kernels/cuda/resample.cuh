@@ -123,7 +123,9 @@ struct Map {
   const double* exact;  // (n, 3, spacing, spacing)
   int ny, nx, spacing;
   double inverse;  // 1 / spacing
-  bool flux;
+
+  // Row or column of cells that holds pixel v; faster than a division, and exact.
+  HD int cell(int v) const { return (int)((v + 0.5) * inverse); }
 };
 
 // Cubic Lagrange weights of nodes at -1, 0, 1, 2 for position t.
@@ -161,34 +163,45 @@ struct Position {
   float area;  // NaN: no map
 };
 
-// Position of target column tx of a cell from its collapsed nodes row[k][term].
-HD Position interpolate(const Map& map, const double (&row)[4][4], int tx) {
-  double w[4];
-  const double t = tx * map.inverse;
-  lagrange(t, w);
-  Position p{0.0, 0.0, 1.0f};
-  for (int k = 0; k < 4; ++k) {
-    p.x += w[k] * row[k][0];
-    p.y += w[k] * row[k][1];
-  }
-  if (map.flux) {
-    double d[4], xx = 0.0, yx = 0.0, xy = 0.0, yy = 0.0;
-    lagrange_slope(t, d);
-    for (int k = 0; k < 4; ++k) {
-      xx += d[k] * row[k][0];
-      yx += d[k] * row[k][1];
-      xy += w[k] * row[k][2];
-      yy += w[k] * row[k][3];
-    }
-    p.area = (float)(fabs(xx * yy - xy * yx) * map.inverse * map.inverse);
-  }
-  return p;
-}
+// What all positions of a target column share; TERMS is 4 where the area is asked for.
+template <int TERMS>
+struct Column {
+  int cell, tx;
+  double w[4], d[4];
 
-HD Position exact_position(const Map& map, int block, int ty, int tx) {
+  HD Column(const Map& map, int x) : cell(map.cell(x)), tx(x - cell * map.spacing) {
+    lagrange(tx * map.inverse, w);
+    if (TERMS == 4) lagrange_slope(tx * map.inverse, d);
+  }
+};
+
+// Position in row y of the target from the collapsed nodes row[k][term] of its cell; with CORNERS the area is endless
+// where the map is smooth, and always known elsewhere.
+template <bool CORNERS = false, int TERMS>
+HD Position position(const Map& map, int cell, const double (&row)[4][TERMS], int y, const Column<TERMS>& column) {
+  Position p{0.0, 0.0, CORNERS ? 3.0e38f : 1.0f};
+  if (cell == CELL_INTERPOLATED) {
+    UNROLL for (int k = 0; k < 4; ++k) {
+      p.x += column.w[k] * row[k][0];
+      p.y += column.w[k] * row[k][1];
+    }
+    if constexpr (TERMS == 4) {
+      double xx = 0.0, yx = 0.0, xy = 0.0, yy = 0.0;
+      UNROLL for (int k = 0; k < 4; ++k) {
+        xx += column.d[k] * row[k][0];
+        yx += column.d[k] * row[k][1];
+        xy += column.w[k] * row[k][2];
+        yy += column.w[k] * row[k][3];
+      }
+      p.area = (float)(fabs(xx * yy - xy * yx) * map.inverse * map.inverse);
+    }
+    return p;
+  }
+  if (cell < 0) return {quiet_nan(), quiet_nan(), quiet_nan()};
   const size_t plane = (size_t)map.spacing * map.spacing;
-  const double* at = map.exact + (size_t)block * 3 * plane + (size_t)ty * map.spacing + tx;
-  return {at[0], at[plane], map.flux ? (float)at[2 * plane] : 1.0f};
+  const double* at =
+      map.exact + (size_t)cell * 3 * plane + (size_t)(y - map.cell(y) * map.spacing) * map.spacing + column.tx;
+  return {at[0], at[plane], CORNERS || TERMS == 4 ? (float)at[2 * plane] : 1.0f};
 }
 
 // ---- weights along one axis for fraction f; lowest pixel first ----
@@ -211,14 +224,21 @@ HD void cardinal(const float (&b)[4], float (&w)[6]) {
   w[5] = TAIL * w[4];
 }
 
-// sin and cos of pi t for |t| <= 1; exact reduction where the device has it.
-HD void sincos_pi(float t, float& s, float& c) {
-#ifdef __CUDA_ARCH__
-  sincospif(t, &s, &c);
-#else
-  s = sinf(3.14159265358979323846f * t);
-  c = cosf(3.14159265358979323846f * t);
-#endif
+// Series of sin(pi t) for |t| <= 1/2 and of cos(pi t) for |t| <= 1/3, to the last bit of a float32 or so.
+HD float sine_pi(float t) {
+  constexpr double P = 3.14159265358979323846, PP = P * P;
+  constexpr float A1 = P, A3 = -P * PP / 6, A5 = P * PP * PP / 120, A7 = -P * PP * PP * PP / 5040,
+                  A9 = P * PP * PP * PP * PP / 362880, A11 = -P * PP * PP * PP * PP * PP / 39916800;
+  const float s = t * t;
+  return t * (A1 + s * (A3 + s * (A5 + s * (A7 + s * (A9 + s * A11)))));
+}
+
+HD float cosine_pi(float t) {
+  constexpr double PP = 3.14159265358979323846 * 3.14159265358979323846;
+  constexpr float A2 = -PP / 2, A4 = PP * PP / 24, A6 = -PP * PP * PP / 720, A8 = PP * PP * PP * PP / 40320,
+                  A10 = -PP * PP * PP * PP * PP / 3628800;
+  const float s = t * t;
+  return 1.0f + s * (A2 + s * (A4 + s * (A6 + s * (A8 + s * A10))));
 }
 
 // Quintic B-spline at distances 1 to 2.
@@ -283,18 +303,16 @@ HD void lanczos(float f, float (&w)[2 * ORDER]) {
     UNROLL for (int k = 0; k < 2 * ORDER; ++k) w[k] = k == (f < 0.5f ? ORDER - 1 : ORDER) ? 1.0f : 0.0f;
     return;
   }
-  float s, sf, cf, sg, cg, unused;
-  sincos_pi(f < 0.5f ? f : g, s, unused);
-  sincos_pi(f * (1.0f / ORDER), sf, cf);
-  sincos_pi(g * (1.0f / ORDER), sg, cg);
+  const float s = sine_pi(minimum(f, g)), sf = sine_pi(f * (1.0f / ORDER)), cf = cosine_pi(f * (1.0f / ORDER));
+  const float sg = sine_pi(g * (1.0f / ORDER)), cg = cosine_pi(g * (1.0f / ORDER));
   float total = 0.0f;
   UNROLL for (int m = 0; m < ORDER; ++m) {
     const float c = m % 2 ? -cosine<ORDER>(m) : cosine<ORDER>(m), d = m % 2 ? -sine<ORDER>(m) : sine<ORDER>(m);
-    w[ORDER - 1 - m] = s * (sf * c + cf * d) / ((f + m) * (f + m));
-    w[ORDER + m] = s * (sg * c + cg * d) / ((g + m) * (g + m));
+    w[ORDER - 1 - m] = divided(s * (sf * c + cf * d), (f + m) * (f + m));
+    w[ORDER + m] = divided(s * (sg * c + cg * d), (g + m) * (g + m));
     total += w[ORDER - 1 - m] + w[ORDER + m];
   }
-  const float scale = 1.0f / total;
+  const float scale = divided(1.0f, total);
   UNROLL for (int k = 0; k < 2 * ORDER; ++k) w[k] *= scale;
 }
 
@@ -323,9 +341,11 @@ struct Source {
   const float* values;
   const float* variance;  // or null
   const int* work;
-  const unsigned char* touched;  // whether any pixel of the footprint that begins here has a bit
+  const unsigned* touched;  // a bit a pixel, 32 in a word: whether any pixel of the footprint that begins here has a bit
   int h, w;
   int grow, no_data, edge, interp;
+
+  HD bool clean(int y, int x) const { return !(touched[(size_t)y * ((w + 31) >> 5) + (x >> 5)] >> (x & 31) & 1u); }
 };
 
 struct Pixel {
@@ -385,83 +405,111 @@ HD float mirrored_sum(const Source& in, int iy, int ix, float (&wy)[M], const fl
   return total;
 }
 
-// Variance, mask and weight near unusable pixels, flags or the border; NaN variance when too much weight is lost.
-// Uses up wy.
-template <int N>
-HD void impaired(const Source& in, float (&wy)[N], const float (&wx)[N], float fy, float fx, int top, int left,
-                 Pixel& out) {
-  constexpr int INNER = (N - 1) / 2;
-  float lost = 0.0f, total = 0.0f, v = 0.0f, kept2 = 0.0f, total2 = 0.0f;
-  int m = 0;
-  KEEP_LOOP for (int n = 0; n < N; ++n) {
-    const int yy = mirror(top + n, in.h);
-    const float weight = shift_out<N>(wy);
-    UNROLL for (int k = 0; k < N; ++k) {
-      const int xx = mirror(left + k, in.w);
-      const size_t p = (size_t)yy * in.w + xx;
-      const int flags = in.work[p];
-      const bool outside = yy != top + n || xx != left + k;
-      const float a = fabsf(wx[k] * weight);
-      total += a;
-      total2 += a * a;
-      if (flags >= 0) {
-        kept2 += a * a;
-        if (in.variance) v += a * a * in.variance[p];
-      }
-      if (flags < 0 || outside) lost += a;
-      if (live(n - INNER, fy) && live(k - INNER, fx)) {
-        const bool inner = n >= INNER && n <= INNER + 1 && k >= INNER && k <= INNER + 1;
-        m |= outside ? in.edge : (inner ? flags : flags & in.grow) | (flags < 0 ? in.interp : 0);
-      }
-    }
-  }
-  m &= 0x7fffffff;
-  const bool gone = lost > 0.5f * total || kept2 == 0.0f;
-  out.variance = gone ? quiet_nan() : v * total2 / kept2;
-  out.mask = gone ? m | in.no_data : m;
-  out.weight = 1.0f - lost / total;
-  if (gone) out.image = quiet_nan();
-}
+// Where a position lies among the pixels.
+struct Spot {
+  int y, x;      // of the pixel below it along either axis
+  float fy, fx;  // from there
+};
 
+// False without a map and outside the source.
 template <int METHOD>
-HD Pixel gather(const Source& in, const Position& at) {
-  constexpr int N = SIZE<METHOD>;
+HD bool locate(const Source& in, const Position& at, Spot& spot) {
   double qx = at.x, qy = at.y;
-  if (at.area != at.area || !(qx >= -0.5 && qx <= in.w - 0.5 && qy >= -0.5 && qy <= in.h - 0.5))
-    return {quiet_nan(), quiet_nan(), in.no_data, 0.0f};
+  if (at.area != at.area || !(qx >= -0.5 && qx <= in.w - 0.5 && qy >= -0.5 && qy <= in.h - 0.5)) return false;
   if constexpr (METHOD == NEAREST) {
     qx = fmin(floor(qx + 0.5), in.w - 1.0);
     qy = fmin(floor(qy + 0.5), in.h - 1.0);
   }
-  const int ix = (int)floor(qx), iy = (int)floor(qy);
-  const float fx = (float)(qx - ix), fy = (float)(qy - iy);
-  constexpr int C = COEFFICIENTS<METHOD>;
+  const double x = floor(qx), y = floor(qy);
+  spot = {(int)y, (int)x, (float)(qy - y), (float)(qx - x)};
+  return true;
+}
+
+HD Pixel nothing(const Source& in) { return {quiet_nan(), quiet_nan(), in.no_data, 0.0f}; }
+
+// Whether the footprint lies inside the source and no pixel of it has a bit.
+template <int METHOD>
+HD bool plain(const Source& in, const Spot& at) {
+  constexpr int N = SIZE<METHOD>;
+  const int top = at.y - (N - 1) / 2, left = at.x - (N - 1) / 2;
+  return left >= 0 && top >= 0 && left + N <= in.w && top + N <= in.h && in.clean(top, left);
+}
+
+// Where the footprint is plain.
+template <int METHOD>
+HD Pixel plain_pixel(const Source& in, const Spot& at, float area) {
+  constexpr int N = SIZE<METHOD>, C = COEFFICIENTS<METHOD>;
   float bx[C ? C : 1], by[C ? C : 1], wx[N], wy[N];
-  weights<METHOD>(fx, bx, wx);
-  weights<METHOD>(fy, by, wy);
-  const int left = ix - (N - 1) / 2, top = iy - (N - 1) / 2;
-  const bool inside = left >= 0 && top >= 0 && left + N <= in.w && top + N <= in.h;
+  weights<METHOD>(at.fx, bx, wx);
+  weights<METHOD>(at.fy, by, wy);
+  const size_t corner = (size_t)(at.y - (N - 1) / 2) * in.w + (at.x - (N - 1) / 2);
   Pixel out{0.0f, 0.0f, 0, 1.0f};
-  bool clean = inside;
-  if (inside) {
-    const size_t corner = (size_t)top * in.w + left;
-    clean = in.touched[corner] == 0;
-    if constexpr (C > 0)  // as many coefficients as pixels less one at either end
-      out.image = interior_sum<C>(in.values + corner + in.w + 1, in.w, by, bx);
-    else
-      out.image = interior_sum<N>(in.values + corner, in.w, wy, wx);
-    if (in.variance && clean) out.variance = interior_squares<N>(in.variance + corner, in.w, wy, wx);
-  } else if constexpr (C > 0) {
-    out.image = mirrored_sum<C>(in, iy, ix, by, bx);
+  if constexpr (C > 0)  // as many coefficients as pixels less one at either end
+    out.image = area * interior_sum<C>(in.values + corner + in.w + 1, in.w, by, bx);
+  else
+    out.image = area * interior_sum<N>(in.values + corner, in.w, wy, wx);
+  if (in.variance) out.variance = area * area * interior_squares<N>(in.variance + corner, in.w, wy, wx);
+  return out;
+}
+
+// Near unusable pixels, flags or the border: NaN when too much weight is lost.
+template <int METHOD>
+HD Pixel impaired_pixel(const Source& in, const Spot& at, float area) {
+  constexpr int N = SIZE<METHOD>, C = COEFFICIENTS<METHOD>, INNER = (N - 1) / 2;
+  float bx[C ? C : 1], by[C ? C : 1], wx[N], wy[N];
+  weights<METHOD>(at.fx, bx, wx);
+  weights<METHOD>(at.fy, by, wy);
+  Pixel out = nothing(in);
+  float image, lost = 0.0f, lost2 = 0.0f, v = 0.0f, across = 0.0f, across2 = 0.0f, along = 0.0f, along2 = 0.0f;
+  if constexpr (C > 0) {
+    image = mirrored_sum<C>(in, at.y, at.x, by, bx);
   } else {
     float rows[N];
     UNROLL for (int n = 0; n < N; ++n) rows[n] = wy[n];
-    out.image = mirrored_sum<N>(in, iy, ix, rows, wx);
+    image = mirrored_sum<N>(in, at.y, at.x, rows, wx);
   }
-  if (!clean) impaired<N>(in, wy, wx, fy, fx, top, left, out);
-  out.image *= at.area;
-  out.variance *= at.area * at.area;
+  int m = 0;
+  UNROLL for (int k = 0; k < N; ++k) {
+    across += fabsf(wx[k]);
+    across2 += wx[k] * wx[k];
+  }
+  KEEP_LOOP for (int n = -INNER; n < N - INNER; ++n) {
+    const int yy = mirror(at.y + n, in.h);
+    const size_t row = (size_t)yy * in.w;
+    const float weight = shift_out<N>(wy);
+    const bool live_row = live(n, at.fy), inner_row = n >= 0 && n <= 1;
+    along += fabsf(weight);
+    along2 += weight * weight;
+    UNROLL for (int k = -INNER; k < N - INNER; ++k) {
+      const int xx = mirror(at.x + k, in.w), flags = in.work[row + xx];
+      const bool outside = yy != at.y + n || xx != at.x + k;
+      const float a = fabsf(wx[k + INNER] * weight);
+      if (flags < 0 || outside) lost += a;
+      if (flags < 0)
+        lost2 += a * a;
+      else if (in.variance)
+        v += a * a * in.variance[row + xx];
+      if (live_row && live(k, at.fx))
+        m |= outside ? in.edge
+                     : (inner_row && k >= 0 && k <= 1 ? flags : flags & in.grow) | (flags < 0 ? in.interp : 0);
+    }
+  }
+  m &= 0x7fffffff;
+  const float total = across * along, total2 = across2 * along2;
+  const bool gone = lost > 0.5f * total;
+  out.mask = gone ? m | in.no_data : m;
+  out.weight = 1.0f - lost / total;
+  if (gone) return out;
+  out.image = area * image;
+  out.variance = area * area * (v * total2 / (total2 - lost2));
   return out;
+}
+
+template <int METHOD>
+HD Pixel gather(const Source& in, const Position& at) {
+  Spot spot;
+  if (!locate<METHOD>(in, at, spot)) return nothing(in);
+  return plain<METHOD>(in, spot) ? plain_pixel<METHOD>(in, spot, at.area) : impaired_pixel<METHOD>(in, spot, at.area);
 }
 
 }  // namespace resample

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.module import kernel
-from skydelta.kernels.resample import TAPS, MaskBits
+from skydelta.kernels.resample import CORNER_METHODS, TAPS, MaskBits
 
 NULL = np.uintp(0)
 """Pointer of a plane that is not there."""
@@ -37,13 +38,8 @@ def prepare(
         return filled, work
     values = xp.empty((h, w), np.float32)
     function = kernel("resample.cu", "resample_filter", template_args=(str(degree),))
-    function(_tiles(h, w), (256,), (filled, np.int32(h), np.int32(w), values))
+    function((-(-w // 64), -(-h // 32)), (256,), (filled, np.int32(h), np.int32(w), values))
     return values, work
-
-
-def _tiles(h: int, w: int) -> tuple[int, int]:
-    """Blocks of 64 x 32 px."""
-    return -(-w // 64), -(-h // 32)
 
 
 def gather(
@@ -60,14 +56,16 @@ def gather(
     bits: MaskBits,
 ) -> tuple[Array, Array | None, Array, Array]:
     """Evaluate the map and gather all planes."""
-    touched = backend_of(values).xp.empty(values.shape, np.uint8)
+    h, w = values.shape
+    touched = backend_of(values).xp.empty((h, -(-w // 32)), np.uint32)
     function = kernel("resample.cu", "resample_touched", template_args=(str(TAPS[method]),))
-    function(_tiles(*values.shape), (256,), (work, *(np.int32(i) for i in values.shape), touched))
-    function = kernel("resample.cu", "resample_gather", template_args=(str(method),))
-    return _run(function, (values, variance, work, touched), (nodes, cells, exact), shape, flux, bits)
+    function((-(-w // 256), -(-h // 32)), (256,), (work, np.int32(h), np.int32(w), touched))
+    function = kernel("resample.cu", "resample_gather", template_args=(str(method), str(flux).lower()))
+    return _run(function, (32, 8), (values, variance, work, touched), (nodes, cells, exact), shape, bits)
 
 
-def overlap(
+def _by_corners(
+    kind: int,
     values: Array,
     variance: Array | None,
     work: Array,
@@ -78,61 +76,28 @@ def overlap(
     shape: tuple[int, int],
     flux: bool,
     bits: MaskBits,
+    pixfrac: float = 1.0,
 ) -> tuple[Array, Array | None, Array, Array]:
-    """Sums over source pixels, weighted by the area that each shares with a target pixel."""
-    return _run(
-        kernel("resample.cu", "resample_exact"), (values, variance, work), (nodes, cells, exact), shape, flux, bits
-    )
-
-
-def drizzle(
-    values: Array,
-    variance: Array | None,
-    work: Array,
-    nodes: Array,
-    cells: Array,
-    exact: Array,
-    *,
-    shape: tuple[int, int],
-    flux: bool,
-    bits: MaskBits,
-    pixfrac: float,
-) -> tuple[Array, Array | None, Array, Array]:
-    """Means of source pixels, weighted by the area that the drop of each shares with a target pixel."""
-    function = kernel("resample.cu", "resample_drizzle")
+    """Sums or means of the source pixels under each target pixel, by its corners."""
+    function = kernel("resample.cu", "resample_by_corners", template_args=(str(kind), str(flux).lower()))
     planes, pixel_map = (values, variance, work), (nodes, cells, exact)
-    return _run(function, planes, pixel_map, shape, flux, bits, np.float64(pixfrac))
+    return _run(function, (16, 4), planes, pixel_map, shape, bits, np.float64(pixfrac))
 
 
-def adaptive(
-    values: Array,
-    variance: Array | None,
-    work: Array,
-    nodes: Array,
-    cells: Array,
-    exact: Array,
-    *,
-    shape: tuple[int, int],
-    flux: bool,
-    bits: MaskBits,
-) -> tuple[Array, Array | None, Array, Array]:
-    """Means of source pixels under a Gaussian that follows the map."""
-    return _run(
-        kernel("resample.cu", "resample_adaptive"), (values, variance, work), (nodes, cells, exact), shape, flux, bits
-    )
+overlap, adaptive, drizzle = (functools.partial(_by_corners, kind) for kind in range(len(CORNER_METHODS)))
 
 
 def _run(
     function: Callable[..., None],
+    tall: tuple[int, int],
     planes: tuple[Array, ...],
     pixel_map: tuple[Array, Array, Array],
     shape: tuple[int, int],
-    flux: bool,
     bits: MaskBits,
     *more: np.float64,
 ) -> tuple[Array, Array | None, Array, Array]:
-    """A thread for each target pixel, with source planes (values, variance and what else the kernel reads), map, and
-    last arguments."""
+    """Blocks of 32 columns, of so many rows of the target and of threads, with source planes (values, variance and what
+    else the kernel reads), map, and last arguments."""
     values, variance, *others = planes
     nodes, cells, exact = pixel_map
     xp = backend_of(values).xp
@@ -142,10 +107,10 @@ def _run(
     size = [np.int32(i) for i in values.shape]
     spacing = exact.shape[2]
     grid = [*(np.int32(i) for i in (*cells.shape, spacing)), np.float64(1 / spacing)]
-    scalars = [np.int32(i) for i in (flux, bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
+    scalars = [np.int32(i) for i in (bits.grow, bits.no_data, bits.edge, bits.interp, *shape)]
     function(
-        (-(-shape[1] // 32), -(-shape[0] // 8)),
-        (32, 8),
+        (-(-shape[1] // 32), -(-shape[0] // tall[0])),
+        (32, tall[1]),
         (values, NULL if variance is None else variance, *others, *size, nodes, cells, exact, *grid, *scalars,
          image_out, NULL if variance_out is None else variance_out, mask_out, weight_out, *more),
     )  # fmt: skip

@@ -86,7 +86,7 @@ class Align(Stage[AlignConfig]):
         No WCS, a frame that cannot be transformed, or no overlap.
     """
 
-    name, version = "align", 5
+    name, version = "align", 6
     inputs = {"image": Port(Exposure, "image to move"), "onto": Port(Exposure, "image whose grid is wanted")}
     outputs = {"aligned": Port(Exposure, "image on the grid of onto", replaces="image")}
 

@@ -99,7 +99,7 @@ class Stack(Stage[StackConfig]):
         ``scaling = "stars"`` and too few stars in common.
     """
 
-    name, version = "stack", 5
+    name, version = "stack", 6
     inputs = {
         "images": Port(Iterable, "exposures, paths (FILE or FILE[EXT]) or whatever `skydelta.read` takes", many=True),
         "onto": Port(

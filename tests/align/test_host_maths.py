@@ -22,22 +22,16 @@ from skydelta.kernels.resample import ADAPTIVE, DEGREES, DRIZZLE, EXACT, METHODS
 GATHER = """
   using namespace resample;
   const int H = {H}, W = {W};
-  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}, true}};
+  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}}};
   const auto all = [&](auto method, const Source& in) {{
     constexpr int METHOD = decltype(method)::value;
     for (int y = 0; y < H; ++y)
       for (int x = 0; x < W; ++x) {{
-        const int i = y / map.spacing, j = x / map.spacing, ty = y - i * map.spacing, tx = x - j * map.spacing;
-        const int cell = cells[i * map.nx + j];
-        Position at{{0.0, 0.0, quiet_nan()}};
-        if (cell == CELL_INTERPOLATED) {{
-          double row[4][4];
-          for (int k = 0; k < 4; ++k)
-            for (int term = 0; term < 4; ++term) row[k][term] = collapse(map, i, j, ty, k, term);
-          at = interpolate(map, row, tx);
-        }} else if (cell >= 0) {{
-          at = exact_position(map, cell, ty, tx);
-        }}
+        const int i = y / map.spacing, j = x / map.spacing;
+        double row[4][4];
+        for (int k = 0; k < 4; ++k)
+          for (int term = 0; term < 4; ++term) row[k][term] = collapse(map, i, j, y - i * map.spacing, k, term);
+        const Position at = position(map, cells[i * map.nx + j], row, y, Column<4>(map, x));
         const Pixel out = gather<METHOD>(in, at);
         const int p = (METHOD * H + y) * W + x;
         image[p] = out.image;
@@ -50,8 +44,8 @@ GATHER = """
 """
 
 CALL = """
-  all(std::integral_constant<int, {method}>(), Source{{values{degree}, variance, work, touched{taps}, {h}, {w}, {grow},
-      {no_data}, {edge}, {interp}}});
+  all(std::integral_constant<int, {method}>(), Source{{values{degree}, variance, work,
+      (const unsigned*)touched{taps}, {h}, {w}, {grow}, {no_data}, {edge}, {interp}}});
 """
 
 # One window a pixel and axis: what a thread block shares among its threads.
@@ -102,7 +96,9 @@ def test_gather(tmp_path, rng):
     for size in set(TAPS):
         padded = np.pad(work != 0, ((0, size), (0, size)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size))
-        arrays[f"touched{size}"] = windows.any(axis=(2, 3))[: work.shape[0], : work.shape[1]].astype(np.uint8)
+        any_bit = windows.any(axis=(2, 3))[: work.shape[0], : work.shape[1]]
+        words = np.pad(any_bit, ((0, 0), (0, -work.shape[1] % 32)))  # whole ones, the first pixel in the lowest bit
+        arrays[f"touched{size}"] = np.packbits(words, axis=1, bitorder="little").view("<i4")
     (h, w), (height, width), (ny, nx) = work.shape, case["shape"], case["cells"].shape
     calls = "".join(
         CALL.format(method=m, degree=DEGREES[m], taps=TAPS[m], h=h, w=w, **bits._asdict()) for m in range(len(METHODS))
@@ -139,28 +135,29 @@ OVERLAP = """
   using namespace overlap;
   const int H = {H}, W = {W};
   const Source in{{values, variance, work, nullptr, {h}, {w}, {grow}, {no_data}, {edge}, {interp}}};
-  const Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}, true}};
+  const resample::Map map{{nodes, cells, exact, {ny}, {nx}, {spacing}, 1.0 / {spacing}}};
   for (int y = 0; y < H; ++y)
     for (int x = 0; x < W; ++x) {{
-      const Corner four[4] = {{corner(map, y, x), corner(map, y, x + 1), corner(map, y + 1, x + 1),
-                              corner(map, y + 1, x)}};
       double xs[4], ys[4];
       float area = 0.0f;
       for (int k = 0; k < 4; ++k) {{
-        xs[k] = four[k].x + 0.5;
-        ys[k] = four[k].y + 0.5;
-        area = maximum(area, four[k].area);
+        const int cy = y + k / 2, cx = x + (k == 1 || k == 2);
+        const int i = cy / map.spacing, j = cx / map.spacing, ty = cy - i * map.spacing;
+        double row[4][2];
+        for (int n = 0; n < 4; ++n)
+          for (int term = 0; term < 2; ++term) row[n][term] = resample::collapse(map, i, j, ty, n, term);
+        const auto at = resample::position<true>(map, cells[i * map.nx + j], row, cy, resample::Column<2>(map, cx));
+        xs[k] = at.x + 0.5;
+        ys[k] = at.y + 0.5;
+        area = maximum(area, at.area);
       }}
+      Edge own[4];
+      const Edges edges{{own, 1}};
       Pixel out[3];
       for (int k = 0; k < 3; ++k) {{
-        double qx[4], qy[4];
-        for (int n = 0; n < 4; ++n) {{
-          qx[n] = xs[n];
-          qy[n] = ys[n];
-        }}
         out[k] = k == 0   ? smoothed(in, xs, ys, SEAM * area, true)
-                 : k == 1 ? gather<false>(in, qx, qy, SEAM * area, true)
-                          : gather<true>(in, qx, qy, SEAM * area, true, 0.6);
+                 : k == 1 ? gather<false>(in, xs, ys, edges, SEAM * area, true)
+                          : gather<true>(in, xs, ys, edges, SEAM * area, true, 0.6);
         const int p = (k * H + y) * W + x;
         image[p] = out[k].image;
         variance_out[p] = out[k].variance;

@@ -279,9 +279,10 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   return out;
 }
 inline double sinpi(double v) { return std::sin(3.14159265358979323846 * v); }
-inline void sincospif(float v, float* s, float* c) {
-  *s = (float)sinpi(v);
-  *c = (float)std::cos(3.14159265358979323846 * v);
+inline float __fdividef(float a, float b) { return a / b; }
+inline int __double2int_rd(double v) {
+  if (v != v) return -2147483647 - 1;
+  return (int)std::floor(std::clamp(v, -2147483648.0, 2147483647.0));
 }
 template <typename T>
 T __ldg(const T* at) {
