@@ -33,6 +33,10 @@ ACROSS = 10
 SOURCE = 3.5
 """Blocks this many standard deviations off the sky belong to sources."""
 
+UNLIKE = 100.0
+"""Noise of a cell over the usual one, or the other way round, beyond which it is not believed: cells without noise (of
+simulations, or of constants) would leave the others without weight, and a matrix that cannot be solved."""
+
 CONDITION = 1e3
 """Of the terms at the cells, at most; 3 where cells cover the image, 20 where one half is masked."""
 
@@ -72,7 +76,7 @@ class Background(Stage[BackgroundConfig]):
     """
 
     name = "background"
-    version = 3
+    version = 4
     inputs = {"image": Port(Exposure, "image with its sky")}
     outputs = {"image": Port(Exposure, "sky-subtracted image", replaces="image")}
 
@@ -229,7 +233,8 @@ def fit_cells(medians: np.ndarray, count: np.ndarray, sigma: np.ndarray, terms: 
     if not use.any():
         raise AlgorithmError(f"sky: none of {use.size} cells has usable pixels", cells=use.size)
     known = s[use & (s > 0)]
-    weight = weight / np.where(s > 0, s, median(known) if known.size else 1.0) ** 2
+    usual = median(known) if known.size else 1.0
+    weight = weight / np.clip(np.where(s > 0, s, usual), usual / UNLIKE, usual * UNLIKE) ** 2
     level = median(values[use])
     values = np.where(use, values - level, 0.0)
     order = next(k for k in itertools.count() if count_terms(k) >= terms.shape[1])

@@ -10,7 +10,8 @@ from support_stars import draw, observe, spread_positions
 from skydelta.errors import AlgorithmError, ConfigError
 from skydelta.io.exposure import Exposure
 from skydelta.kernels.backend import CPU
-from skydelta.stages.background import Background
+from skydelta.kernels.polynomial import polynomial_terms
+from skydelta.stages.background import Background, fit_cells
 from skydelta.stages.base import Context
 
 SHAPE = (511, 640)
@@ -173,3 +174,16 @@ def test_same_bytes_with_one_and_two_threads(rng):
     finally:
         numba.set_num_threads(before)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("quiet", [1e-3, 1e-12, 1e-30])
+@pytest.mark.parametrize("cells", [1, 3, 7])
+def test_cells_of_next_to_no_noise_do_not_rule_the_others(quiet, cells):
+    """Their weights would leave a matrix of less rank than there are terms."""
+    v, u = (a.ravel() for a in np.meshgrid(np.linspace(-0.9, 0.9, 10), np.linspace(-0.9, 0.9, 10), indexing="ij"))
+    terms = np.ascontiguousarray(polynomial_terms(u, v, 2).T)
+    truth = np.array([100.0, 3.0, -2.0, 1.0, 0.5, -1.5])
+    sigma = np.ones(100)
+    sigma[5 : 5 + cells] = quiet
+    found = fit_cells(terms @ truth, np.full(100, 400), sigma, terms)
+    np.testing.assert_allclose(found, truth, atol=1e-6)
