@@ -145,8 +145,8 @@ def all_nan(hdus):
         (lambda p, d: f"{p}[NONE]", 3, "no HDU 'NONE'; it has"),
         (lambda p, d: changed(p, d, elsewhere), 3, "do not overlap"),
         (lambda p, d: changed(p, d, without_wcs), 3, "no celestial WCS"),
-        (lambda p, d: changed(p, d, all_masked), 4, "0.00% of all are usable"),
-        (lambda p, d: changed(p, d, all_nan), 4, "0.00% of all are usable"),
+        (lambda p, d: changed(p, d, all_masked), 4, "no usable pixel: all are masked"),
+        (lambda p, d: changed(p, d, all_nan), 4, "no usable pixel: all are masked"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
