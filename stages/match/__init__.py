@@ -97,7 +97,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 9
+    version = 10
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),

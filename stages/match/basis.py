@@ -22,7 +22,13 @@ NARROWEST = 0.7
 """Smallest matching width, px: below it the Gaussians are no longer sampled."""
 
 REACH = 4.5
-"""Half-width of the kernel in units of the widest Gaussian."""
+"""Half-size of a narrow kernel in units of the widest Gaussian."""
+
+AMPLE = 11
+"""Half-size, px, beyond which a kernel grows only with `CORE`: a larger one takes stars near the edge from the fit."""
+
+CORE = 4.0
+"""Least half-size of a kernel in units of the matching width."""
 
 
 @dataclass(frozen=True)
@@ -131,4 +137,4 @@ def matching_width(broad: float, sharp: float) -> float:
 
 def kernel_half(width: float) -> int:
     """Half-size (px) that holds the kernel's energy."""
-    return int(np.clip(np.ceil(REACH * RATIO[-1] * width), 7, 31))
+    return int(np.clip(np.ceil(max(min(REACH * RATIO[-1] * width, AMPLE), CORE * width)), 7, 31))

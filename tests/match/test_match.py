@@ -305,6 +305,20 @@ def test_widths_and_sizes():
     assert matching_width(4.0, 3.0) == pytest.approx(np.sqrt(7) / 2.3548)
     assert matching_width(3.0, 3.0) == pytest.approx(0.7)
     assert kernel_half(1.13) == 11
+    assert kernel_half(2.0) == 11
+    assert kernel_half(3.5) == 14
+    assert kernel_half(20.0) == 31
+
+
+@pytest.mark.parametrize("seed", [81, 82, 83])
+def test_a_wide_kernel_does_not_cost_the_stars_near_the_edge(seed, figure):
+    """A kernel box that is far larger than the kernel takes stars from the fit, and leaves parts without any."""
+    p = pair(seed=seed, shape=(500, 500), stars=100, widths=(4.2, 1.25), low=5000, high=2e5)
+    kernel, made = subtract(p)
+    light = stars_image((500, 500), p.x, p.y, p.flux * 0.8, 4.2) > 200
+    chi2 = np.nanmean((made["difference"].image ** 2 / made["difference"].variance)[light])
+    figure("wide kernel: chi2 on stars, from 1", abs(chi2 - 1), 0.02)
+    figure("wide kernel: flux scale, relative error", abs(kernel.sums(250, 250)[0] / 0.8 - 1), 0.005)
 
 
 def test_clipping_stops_before_half_is_gone():
