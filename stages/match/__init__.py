@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from astropy.table import Table
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from skydelta.errors import AlgorithmError, InputError, MisalignedError
 from skydelta.io.exposure import Exposure
@@ -70,13 +71,20 @@ class MatchConfig(StageConfig):
         "auto", description="Which image is convolved; auto takes the one with the smaller FWHM."
     )
     kernel_half: int | None = Field(
-        None, ge=3, le=31, description="Half-size of the kernel, px; from the PSFs if unset."
+        None, ge=3, le=31, description="Half-size of the kernel, px, 12 at most of delta; from the PSFs if unset."
     )
     stamp_half: int | None = Field(None, ge=6, le=40, description="Half-size of a stamp, px; from the PSFs if unset.")
     clip: float = Field(3.0, gt=0, description="Stamps this many robust standard deviations worse than the rest go.")
     max_shift: float = Field(
         1.0, gt=0, description="Offset between the star lists, px, above which the images count as misaligned."
     )
+
+    @model_validator(mode="after")
+    def _as_large_as_asked(self) -> Self:
+        if self.basis == "delta" and (self.kernel_half or 0) > LARGEST:
+            said = f"kernel_half: {self.kernel_half} is above {LARGEST}, the largest where basis is delta"
+            raise PydanticCustomError("no_effect", said)
+        return self
 
 
 class Match(Stage[MatchConfig]):

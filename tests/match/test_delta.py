@@ -13,6 +13,7 @@ from scipy.signal import fftconvolve
 from scipy.stats import wilcoxon
 from support_pairs import context, gaussian, pair, stars_image, subtract
 
+from skydelta.errors import ConfigError
 from skydelta.io.exposure import Exposure
 from skydelta.io.field import polynomial_terms
 from skydelta.io.matchkernel import MatchKernel
@@ -366,3 +367,10 @@ def test_on_a_device_the_kernel_is_the_same(spiked, monkeypatch):
     assert kernel.quality["penalty_strength"] == want.quality["penalty_strength"]
     np.testing.assert_allclose(kernel.images, want.images, atol=1e-6 * want.images[0].max())
     np.testing.assert_allclose(kernel.covariance, want.covariance, rtol=1e-6, atol=1e-9 * np.abs(want.covariance).max())
+
+
+def test_a_larger_kernel_than_its_disc_is_refused_and_not_cut():
+    Match(basis="delta", kernel_half=LARGEST)
+    Match(basis="auto", kernel_half=LARGEST + 1)  # for the Gaussians
+    with pytest.raises(ConfigError, match=r"^match\.kernel_half: 13 is above 12, the largest where basis is delta$"):
+        Match(basis="delta", kernel_half=LARGEST + 1)
