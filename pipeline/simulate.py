@@ -281,12 +281,13 @@ def _damage(
 ) -> None:
     """Add detector defects in place; each is flagged. Small images have them beside their edges alone."""
     h, w = image.shape
-    before = image.copy(), mask.copy()
-    small = min(h, w) < SMALL
-    _scatter_defects(rng, role, image, mask, bits, BESIDE if small else max(h, w))
-    if small:
-        inner = np.s_[BESIDE : h - BESIDE, BESIDE : w - BESIDE]
-        image[inner], mask[inner] = (plane[inner] for plane in before)
+    if min(h, w) >= SMALL:
+        _scatter_defects(rng, role, image, mask, bits, max(h, w))
+        return
+    inner = np.s_[BESIDE : h - BESIDE, BESIDE : w - BESIDE]
+    before = image[inner].copy(), mask[inner].copy()
+    _scatter_defects(rng, role, image, mask, bits, BESIDE)
+    image[inner], mask[inner] = before
 
 
 def _scatter_defects(

@@ -191,7 +191,7 @@ def write(
     """
     given: object = exposure  # whatever the caller has
     if not isinstance(given, Exposure):
-        raise ConfigError(f"write: a {type(given).__name__} is given; an Exposure is needed, as skydelta.read makes it")
+        raise ConfigError(f"write: {type(given).__name__} is given; an Exposure is needed, as skydelta.read makes it")
     if compression is None:
         unused = {"quantise_level": quantise_level, "tile": tile}
         if idle := " and ".join(name for name, value in unused.items() if value is not None):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -38,6 +39,9 @@ SMALL_BASIS = (3, 1)
 """Degrees used when the field has fewer than `FEW` stamps."""
 
 FEW = 5
+
+OF_A_FIT = ("basis", "order", "background_order", "photometric", "kernel_half", "clip")
+"""Settings that a stored kernel leaves nothing to do."""
 
 SHARED = 0.2
 """Correlation of the noise of the two images above which one seems to be part of the other; of one smoothed by 2 px
@@ -114,6 +118,10 @@ class Match(Stage[MatchConfig]):
         "stored": Port(MatchKernel, "kernel of an earlier run, used instead of a fit", optional=True),
     }
     outputs = {"kernel": Port(MatchKernel, "the matching kernel")}
+
+    def check_inputs(self, given: Collection[str]) -> None:
+        if "stored" in given:
+            self.refuse(OF_A_FIT, "where a stored kernel is used: nothing is fitted")
 
     def halo(self) -> int:
         return (self.config.kernel_half or 31) + (self.config.stamp_half or 40)

@@ -151,19 +151,20 @@ def test_files_are_taken_one_by_one(mixed):
 
 
 def test_the_next_file_is_read_while_the_last_is_used(mixed, monkeypatch):
-    """With a reader of 0.2 s and a user of 0.2 s, five files take about six times 0.2 s, not ten."""
-    original = many.read
+    """While the user holds a file, the reading of the next one begins."""
+    original, begun = many.read, [threading.Event() for _ in mixed]
+    waiting = iter(begun)
 
-    def slow(*args, **more):
-        time.sleep(0.2)
+    def seen(*args, **more):
+        next(waiting).set()
         return original(*args, **more)
 
-    list(skydelta.read_many(mixed, device="cpu"))
-    monkeypatch.setattr(many, "read", slow)
-    start = time.perf_counter()
-    for _ in skydelta.read_many(mixed, depth=1, device="cpu"):
-        time.sleep(0.2)
-    assert time.perf_counter() - start < 1.7
+    monkeypatch.setattr(many, "read", seen)
+    held = 0
+    for k, _ in enumerate(skydelta.read_many(mixed, depth=1, device="cpu")):
+        held += 1
+        assert all(event.wait(60) for event in begun[: k + 2])
+    assert held == len(mixed)
 
 
 FORMS = {

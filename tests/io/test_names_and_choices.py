@@ -91,7 +91,7 @@ def test_images_without_pixels_are_neither_written_nor_read(tmp_path, shape):
 
 
 def test_arrays_are_no_exposures(tmp_path):
-    with pytest.raises(ConfigError, match="write: a ndarray is given; an Exposure is needed"):
+    with pytest.raises(ConfigError, match="write: ndarray is given; an Exposure is needed"):
         skydelta.write(np.zeros((5, 6)), tmp_path / "e.fits")
     assert not any(tmp_path.iterdir())
 

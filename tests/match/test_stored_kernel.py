@@ -10,7 +10,7 @@ from astropy.wcs import WCS
 from scipy.signal import fftconvolve
 from support_pairs import context, gaussian, pair, subtract
 
-from skydelta.errors import InputError
+from skydelta.errors import ConfigError, InputError
 from skydelta.io.field import Domain
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.stages.difference import Difference
@@ -146,6 +146,17 @@ def test_a_kernel_of_another_grid_is_refused(shape, cards, message):
     p = located(pair(seed=65, shape=shape), **cards)
     with pytest.raises(InputError, match=message):
         Match().execute(context(), {"science": p.science, "reference": p.reference, "stored": kernel})
+
+
+def test_settings_of_a_fit_are_refused_with_a_stored_kernel():
+    p = pair(seed=66)
+    kernel, _ = subtract(p)
+    inputs = {"science": p.science, "reference": p.reference, "stored": kernel}
+    for name, value in (("basis", "delta"), ("order", 1), ("clip", 3.0)):
+        with pytest.raises(
+            ConfigError, match=rf"^match\.{name}: {value!r} has no effect where a stored kernel is used"
+        ):
+            Match(**{name: value}).execute(context(), inputs)
 
 
 def test_without_sky_positions_that_is_said_and_the_direction_is_kept():

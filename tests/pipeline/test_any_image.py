@@ -97,7 +97,7 @@ FLAT = np.zeros((20, 20), np.float32)
         (lambda: skydelta.reproject(FLAT, support_io.tan(), FLAT.shape), "reproject: ndarray is no image; a path, HDU"),
         (lambda: skydelta.stack(FLAT), "stack: images is ndarray; a list of images is needed"),
         (lambda: skydelta.stack([FLAT, FLAT]), "stack: image 1 has no celestial WCS"),
-        (lambda: skydelta.write(FLAT, "never.fits"), "write: a ndarray is given; an Exposure is needed"),
+        (lambda: skydelta.write(FLAT, "never.fits"), "write: ndarray is given; an Exposure is needed"),
         (lambda: skydelta.open(FLAT), "ndarray is no file; a path, URL, bytes"),
         (lambda: list(skydelta.read_many([FLAT])), "ndarray is no file; a path, URL, bytes"),
         (lambda: skydelta.difference(FLAT, FLAT), r"difference: input kernel \(MatchKernel\) is missing"),
