@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The examples run as they are."""
+"""The examples run as they are, and the code of the README."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 from astropy.table import Table
 
+import skydelta
 from skydelta.io.catalog import Catalog
 from skydelta.pipeline.runner import run
 from skydelta.pipeline.simulate import simulate
@@ -22,6 +25,17 @@ def test_step_by_step(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "flux_err" in done.stdout
     assert len(Catalog.load(tmp_path / "out" / "catalog.ecsv")) >= 3
+
+
+def test_the_code_of_the_readme(tmp_path, monkeypatch, simulated):
+    (tmp_path / "science.fits").symlink_to(simulated.science)
+    (tmp_path / "reference.fits").symlink_to(simulated.reference)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        exec(block, names)
+    assert len(names["catalog"])
+    assert np.isfinite(skydelta.read("difference.fits").image).mean() > 0.9
 
 
 def test_night(tmp_path):
