@@ -12,6 +12,7 @@ from astropy import units as u
 from astropy.table import QTable
 from astropy.wcs import WCS, Sip
 from pydantic import ConfigDict, Field, field_validator
+from scipy.spatial import KDTree
 
 from skydelta.errors import InputError
 from skydelta.io.field import Domain, polynomial_terms
@@ -439,14 +440,19 @@ def make_changes(rng: np.random.Generator, field: SkyField, static: Static, mode
     inside = (static.galaxies > 40).all(axis=1) & (static.galaxies < (w - 40, h - 40)).all(axis=1)
     hosts = static.galaxies[inside]
     clear = min(90.0, min(h, w) / 6)
+    limits = tuple((KDTree(points), least) for points, least in ((star, 4.0), (bright, 15.0), (saturated, clear)))
     rows: list[tuple[object, ...]] = []
     taken = np.empty((0, 2))
 
     def free(p: np.ndarray) -> bool:
+        if not ((p > 25).all() and p[0] < w - 26 and p[1] < h - 26):
+            return False
+        if np.hypot(*(taken - p).T).min(initial=np.inf) <= 30 or any(
+            tree.query(p)[0] <= least for tree, least in limits
+        ):
+            return False
         rx, ry = field.transform(p[:1], p[1:])
-        inner = 25 < rx[0] < w - 26 and 25 < ry[0] < h - 26 and (p > 25).all() and p[0] < w - 26 and p[1] < h - 26
-        limits = ((star, 4.0), (bright, 15.0), (saturated, clear), (taken, 30.0))
-        return bool(inner) and all(np.hypot(*(q - p).T).min(initial=np.inf) > d for q, d in limits)
+        return bool(25 < rx[0] < w - 26 and 25 < ry[0] < h - 26)
 
     asked = {"transient": config.transients is not None, "dipole": config.dipoles is not None}
     kinds = ["transient"] * config.count("transients") + ["dipole"] * config.count("dipoles")

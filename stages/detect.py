@@ -82,7 +82,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 5
+    version = 6
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),

@@ -29,8 +29,11 @@ BLANK = 4.0
 REACH = 6
 """Largest lag of the correlation of one image, px: at 4 noise that is smoothed by 1 px is not done."""
 
-RARE = 4.5
+RARE = 5.0
 """The same for one image, where what is cut off of the noise itself matters more than faint sources do."""
+
+SURE = 3.0
+"""Standard errors from which the correlation at the largest lags counts as structure of the sky."""
 
 DOUBT = 5.0
 """Standard deviations by which a correlation must differ from that of white noise."""
@@ -105,17 +108,23 @@ def image_noise(image: Exposure) -> np.ndarray | None:
         return None
     own, count = own[enough], count[enough]
     own /= np.maximum(count, 1)
-    # the typical block, and what is as strong at the largest lags taken off: structure of the sky is no noise
     typical = np.median(own / np.maximum(own[:, REACH, REACH], 1e-300)[:, None, None], axis=0)
-    border = np.r_[typical[0], typical[-1], typical[1:-1, 0], typical[1:-1, -1]]
-    typical -= max(float(np.median(border)), 0.0)
+    pixels = count[:, REACH, REACH]
+    # a block's own level was taken off, and with it at every lag the sum of the correlations over the pixels that the
+    # level is of (Anderson 1971, The Statistical Analysis of Time Series, 8.3)
+    typical += typical.sum() / (np.median(pixels) - typical.size)
+    # what is as strong at the largest lags is structure of the sky, not noise, where it is beyond the error of a lag
+    # (Bartlett 1946)
+    border = float(np.median(np.r_[typical[0], typical[-1], typical[1:-1, 0], typical[1:-1, -1]]))
+    if border > SURE * np.sqrt((typical**2).sum() / pixels.sum()):
+        typical -= border
     if not typical[REACH, REACH] > 0:
         return None
     rho = typical / typical[REACH, REACH]
     others = np.abs(rho)
     others[REACH, REACH] = 0
     # of few pixels the correlation of white noise is not small
-    return rho if others.max() > max(WHITE, DOUBT / np.sqrt(count[:, REACH, REACH].sum())) else None
+    return rho if others.max() > max(WHITE, DOUBT / np.sqrt(pixels.sum())) else None
 
 
 def _at_lags(backend: Backend, planes: Array, cross: bool, reach: int = LAG) -> Array:

@@ -100,7 +100,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 6
+    version = 7
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),

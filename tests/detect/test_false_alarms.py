@@ -3,6 +3,8 @@
 
 import numpy as np
 import pytest
+from scipy import fft
+from scipy.signal import fftconvolve
 from support_noise import COLOURS, LEVELS, Fields, above, peaks
 from support_sources import SIGMA, draw, exposure, flux_of, gaussian
 
@@ -70,6 +72,20 @@ def test_the_correlation_of_one_image_is_measured(figure):
     o = np.arange(-6, 7)
     figure("noise: correlation of smoothed noise less the true one",
            np.abs(smoothed - np.exp(-(o**2 + o[:, None] ** 2) / 4)).max(), 0.03)  # fmt: skip
+
+
+@pytest.mark.parametrize("colour", ["resampled", "smoothed"])
+def test_the_noise_of_a_matched_filter_is_neither_cut_nor_levelled_off(figure, colour):
+    """Blocks lose their own level and the rarest peaks: what the correlations say of the noise is right still."""
+    stamp = gaussian(31, 0, 0)
+    filtered = fftconvolve(stamp, stamp[::-1, ::-1])[24:37, 24:37]
+    filtered /= filtered[6, 6]
+    noise = Fields(512, colour)
+    near = np.ix_(np.arange(-6, 7), np.arange(-6, 7))
+    rho = fft.irfft2(np.abs(noise.filter.astype(complex)) ** 2, noise.shape)[near]
+    truth = (filtered * rho / rho[6, 6]).sum()
+    found = [(filtered * image_noise(exposure(noise.draw(np.random.default_rng([12, i]))))).sum() for i in range(40)]
+    figure(f"noise of a matched filter, {colour}: stated over true", np.mean(found) / truth, (0.996, 1.004))
 
 
 def test_sources_do_not_colour_white_noise():
