@@ -44,8 +44,8 @@ class MatchKernel:
     domain : Domain
         Maps pixel positions to [-1, 1].
     covariance : float64 (n, n) or None
-        Of the free parameters, in the order ``parameters`` names. Of free pixels that of the posterior, the penalty on
-        roughness a prior.
+        Of the free parameters, in the order ``parameters`` names, by the noise of both images. Of free pixels that of
+        the posterior, the penalty on roughness a prior, with pixels and stamps taken for independent.
     parameters : tuple of str
         Names of the free parameters: ``b0p0`` ... then ``g0`` ...
     condition : float

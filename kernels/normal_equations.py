@@ -277,9 +277,16 @@ class System:
 
     def assemble(self, use: np.ndarray) -> tuple[Array, Array]:
         """float64 (size, size) and (size,) from the stamps of ``use``, bool (n,) on the host."""
-        w = self._weights(use)
-        blocks = (self._factors[:, :-1] * w).T @ self.sums.products.reshape(len(w), -1)
+        blocks = self._blocks(self.sums.products, use)
         return blocks.take(self._entry), blocks.take(self._right)
+
+    def assembled(self, products: Array, use: np.ndarray) -> Array:
+        """The matrix (size, size) of `assemble` from other products of the stamps, float64 (n, t + 1, t + 1)."""
+        return self._blocks(products, use).take(self._entry)
+
+    def _blocks(self, products: Array, use: np.ndarray) -> Array:
+        w = self._weights(use)
+        return (self._factors[:, :-1] * w).T @ products.reshape(len(w), -1)
 
     def chi2(self, a: Array) -> Array:
         """Of every stamp, per pixel: float64 (n,)."""

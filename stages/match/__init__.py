@@ -23,6 +23,7 @@ from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.match.basis import DEGREES, gaussian_basis, kernel_half, matching_width, orthonormal
 from skydelta.stages.match.choice import Choice, choose
 from skydelta.stages.match.common import shared_light
+from skydelta.stages.match.covariance import fit_covariance
 from skydelta.stages.match.delta import LARGEST, most_bytes
 from skydelta.stages.match.fit import PLAIN_ORDER, chosen_order, supported_order
 from skydelta.stages.match.problem import Problem, names
@@ -109,7 +110,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 10
+    version = 11
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -274,6 +275,7 @@ class Match(Stage[MatchConfig]):
             ctx.flag("order_lowered", f"{_stamps(count)} support spatial order {order}, not {asked}")
         weight, slope = model_weights(stamps, light, scale, width)
         ratio = scale if direction == "reference" else 1 / scale
+        rho_science, rho_reference = noise.correlations(ratio)
         problem = Problem(
             direction=direction,
             stamps=stamps,
@@ -282,7 +284,8 @@ class Match(Stage[MatchConfig]):
             weight=weight,
             domain=Domain.of(sharp.shape),
             noise=noise,
-            correlation=noise.correlations(ratio)[0 if direction == "science" else 1],
+            correlation=rho_science if direction == "science" else rho_reference,
+            correlation_broad=rho_reference if direction == "science" else rho_science,
             order=order,
             background_order=self.config.background_order,
             photometric=self.config.photometric,
@@ -300,7 +303,10 @@ class Match(Stage[MatchConfig]):
         kernel, left, result = solved.kernel, solved.left, solved.result
         kernel = replace(
             kernel,
-            covariance=to_host(result.solution.covariance),
+            # of free pixels the posterior's: the penalty is a prior
+            covariance=to_host(
+                result.solution.covariance if choice.basis == "delta" else fit_covariance(problem, basis, solved)
+            ),
             condition=result.solution.condition,
             parameters=names(result.system.layout, len(kernel.basis)),
             choice=choice.basis,

@@ -72,8 +72,8 @@ class Problem:
         Inverse variance of the difference.
     domain : Domain
     noise : PairNoise
-    correlation : (2 l + 1, 2 l + 1) or None
-        Of the noise of the image to convolve, by lag.
+    correlation, correlation_broad : (2 l + 1, 2 l + 1) or None
+        Of the noise of the image to convolve and of the other one, by lag.
     order, background_order : int
         Spatial order, and that of the background where the stamps support it.
     photometric : {"auto", "constant", "varying"}
@@ -93,6 +93,7 @@ class Problem:
     domain: Domain
     noise: PairNoise
     correlation: np.ndarray | None
+    correlation_broad: np.ndarray | None
     order: int
     background_order: int
     photometric: str
@@ -111,7 +112,8 @@ class Problem:
         return stamp_coordinates(backend_of(stamps), self.domain, self.chosen, stamps.shape[1])
 
     @cached_property
-    def _along(self) -> Array:
+    def along(self) -> Array:
+        """`chebyshev_table` of these: float64 (2, n, m, k)."""
         return chebyshev_table(self._coordinates, self.background_order)
 
     def of_pixels(self, half: int, start: Solved) -> Solved:
@@ -189,7 +191,7 @@ class Problem:
         )
         pixels = int(to_host(result.system.sums.pixels)[result.used].sum())
         kernel = with_sky(kernel, self.noise, self.background_order, pixels)
-        return kernel, residuals(kernel, self.stamps, self.chosen, self._along)
+        return kernel, residuals(kernel, self.stamps, self.chosen, self.along)
 
 
 def noise_gram(images: np.ndarray, correlation: np.ndarray | None) -> np.ndarray:
