@@ -69,6 +69,9 @@ BOUND = 5.0
 LEAST_WIDTH = 0.5
 """Smallest width of fitted Gaussians, px; the largest is a third of the stamp."""
 
+SPOT = 0.25
+"""Sigma, px, of the light of a cosmic ray in the detector; a hot pixel holds 91 % of such a spot in its middle."""
+
 MAX_EVALUATIONS = 60
 
 TURNS, SETTLED = 20, 0.005
@@ -102,8 +105,8 @@ class LobeFit:
     Attributes
     ----------
     parameters : float64 (n, 3 k + b)
-        flux, x, y of each lobe, the width of Gaussians, then the b terms of the background; x and y from the middle of
-        the stamp, px.
+        flux, x, y of each lobe, the width of Gaussians or x, y from one end of a trail to the other, then the b terms
+        of the background; x and y of lobes from the middle of the stamp, px.
     covariance : float64 (n, 3 k + b, 3 k + b)
         (J^T W J)^-1; NaN where singular.
     chi2 : float64 (n,)
@@ -146,6 +149,11 @@ class LobeFit:
     def has_width(self) -> bool:
         """The width of the lobes is a parameter."""
         return (self.parameters.shape[1] - self.terms) % 3 == 1
+
+    @property
+    def is_trail(self) -> bool:
+        """The light lies along a segment."""
+        return (self.parameters.shape[1] - self.terms) % 3 == 2
 
     @property
     def terms(self) -> int:
@@ -300,3 +308,58 @@ def fit_gaussians(
     from skydelta.kernels.cpu.fit import fit_gaussians as twin
 
     return LobeFit(*twin(to_host(data), to_host(weight), start, stamp, limit, terms))
+
+
+def fit_trails(
+    data: Array,
+    weight: Array,
+    psf: Array | None,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
+) -> LobeFit:
+    """Fit m = F integral of P(x - c - s t) over s from -1/2 to 1/2, and b: a source that moved by t, steadily.
+
+    The model of Veres et al. (2012) for any PSF, by Gauss-Legendre nodes along the segment (Gaussians to 1e-5), with
+    the exact derivatives of that sum; the optimisation is that of `fit_lobes`. c stays within `BOUND` of its start, t
+    within the stamp's side, along either axis. It runs on the CPU, whose copy is made of pixels that are on a device.
+
+    Parameters
+    ----------
+    data, weight, stamp, limit, terms
+        As those of `fit_lobes`.
+    psf : float64 (m, p, p) or (1, p, p), or None
+        As that of `fit_lobes`. None is light that no PSF has passed: a round Gaussian of `SPOT` px summed over pixels.
+    start : float64 (n, 4) or (n, 2)
+        x, y of the middle from that of the stamp, px, and t; without t the light did not move.
+    """
+    from skydelta.kernels.cpu.fit import fit_trails as twin
+
+    response = np.ones((1, 1, 1)) if psf is None else to_host(psf)
+    return LobeFit(*twin(to_host(data), to_host(weight), response, start, stamp, limit, terms))
+
+
+def subtract_trails(data: Array, weight: Array, psf: Array | None, trails: np.ndarray) -> np.ndarray:
+    """Stamps less one trail each, float32 (n, s, s) on the host.
+
+    Parameters
+    ----------
+    data, weight, psf
+        As those of `fit_trails`.
+    trails : float64 (n, 5)
+        Flux, x, y, and t; NaN for none.
+    """
+    from skydelta.kernels.cpu.fit import subtract_lobes as twin
+    from skydelta.kernels.cpu.shifted import NODES, SHARES
+
+    sources, count = [np.zeros((0, 3))], []
+    for flux, x, y, across, down in trails.tolist():
+        # a piece for every pixel is enough for any PSF
+        pieces = int(np.hypot(across, down)) + 1 if np.isfinite(flux + across + down) else 0
+        at = ((np.arange(pieces)[:, None] + 0.5 + NODES) / max(pieces, 1) - 0.5).ravel()
+        count.append(len(at))
+        sources.append(np.stack([flux * np.tile(SHARES, pieces) / max(pieces, 1), x + at * across, y + at * down], 1))
+    response = np.ones((1, 1, 1)) if psf is None else to_host(psf)
+    first = np.concatenate([[0], np.cumsum(count)])
+    return twin(to_host(data), to_host(weight), response, first, np.concatenate(sources))

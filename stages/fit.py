@@ -39,12 +39,10 @@ from skydelta.stages.lobes import (
     undetermined,
 )
 from skydelta.stages.robust import levels
+from skydelta.stages.trails import MARGIN
 
 BATCH = 2048
 """Stamps cut at a time: bounds the memory; no result depends on it."""
-
-MARGIN = 6.0
-"""BIC by which the dipole must win over the single source (2.2: 6 to 10)."""
 
 EXPLAINED = 0.3
 """Share of that excess which a dipole must take away; it leaves most of a cosmic ray's, whose light is no PSF."""

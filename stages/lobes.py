@@ -389,17 +389,14 @@ def dipole_columns(fit: LobeFit) -> dict[str, np.ndarray]:
     }
 
 
-def peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Highest and lowest pixel (n, 2, 2), from the middle, of some stamps' matched filter near their starts."""
+def matched(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> Array:
+    """Signal-to-noise (m, s, s) of a Gaussian of about the PSF's width at every pixel of some stamps."""
     backend = backend_of(own.data)
     xp, fft, side = backend.xp, backend.fft, own.data.shape[1]
-    if not len(rows):
-        return np.zeros((0, 2, 2))
-    index, sigma, start = backend.asarray(rows), sigma[rows], own.start[rows]
+    index = backend.asarray(rows)
     data, weight = own.data[index], own.weight[index]
-    # a Gaussian of about the PSF's width finds the lobes well enough
     o = np.arange(side) - side // 2
-    wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma, 0.7)[:, None, None] ** 2)))
+    wide = np.exp(-((o[:, None] ** 2 + o**2) / (2 * np.maximum(sigma[rows], 0.7)[:, None, None] ** 2)))
     size = fft.next_fast_len(side + side // 2, True)
 
     def through(plane: Array, kernel: np.ndarray) -> Array:
@@ -410,8 +407,17 @@ def peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
     # correlation with a kernel whose middle is at side // 2 is moved back by that
     top, bottom = (xp.roll(a, (side // 2, side // 2), (1, 2))[:, :side, :side] for a in (top, bottom))
     least = 1e-3 * bottom.max(axis=(1, 2))[:, None, None]
-    snr = xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
-    near = np.abs(o - start[:, None, :].transpose(0, 2, 1)) <= REACH
+    return xp.where(bottom > least, top / xp.sqrt(xp.maximum(bottom, least + 1e-30)), 0)
+
+
+def peaks(own: Stamps, sigma: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Highest and lowest pixel (n, 2, 2), from the middle, of some stamps' matched filter near their starts."""
+    backend, side = backend_of(own.data), own.data.shape[1]
+    xp = backend.xp
+    if not len(rows):
+        return np.zeros((0, 2, 2))
+    snr, o = matched(own, sigma, rows), np.arange(side) - side // 2
+    near = np.abs(o - own.start[rows][:, None, :].transpose(0, 2, 1)) <= REACH
     inside = backend.asarray(near[:, 1, :, None] & near[:, 0, None, :])
     ends: list[Callable[..., Array]] = [partial(xp.argmax, axis=1), partial(xp.argmin, axis=1)]
     place = np.stack([to_host(end(xp.where(inside, snr, 0).reshape(len(snr), -1))) for end in ends], 1)

@@ -16,7 +16,15 @@ from skydelta.io.catalog import FLAGS, Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
-from skydelta.kernels.fit import BACKGROUNDS, BOUND, LobeFit, Status, spline_coefficients, subtract_lobes
+from skydelta.kernels.fit import (
+    BACKGROUNDS,
+    BOUND,
+    LobeFit,
+    Status,
+    spline_coefficients,
+    subtract_lobes,
+    subtract_trails,
+)
 from skydelta.stages.fit import BATCH, Fit
 from skydelta.stages.gaussianfit import gaussian_dipoles, gaussian_light
 from skydelta.stages.jointfit import in_units, lobes_of
@@ -39,7 +47,8 @@ from skydelta.stages.lobes import (
     settled,
     undetermined,
 )
-from skydelta.stages.stamptable import COLUMNS, COMMON, Found, Scaled
+from skydelta.stages.stamptable import COLUMNS, COMMON, RIVALS, Found, Scaled, best
+from skydelta.stages.trails import TRAIL_FREE, fit_rays, fit_segments, no_longer, on_host
 
 SIDES = (7, 63)
 """Smallest and largest side of a stamp, px."""
@@ -52,9 +61,11 @@ class FitResult(QTable):
     """Fitted stamps, one row each, in their order.
 
     Columns of model ``point``: ``flux x y``; of ``dipole``: ``flux_pos x_pos y_pos flux_neg x_neg y_neg moment_x
-    moment_y separation angle``; of ``gaussian_dipole`` then ``sigma``, px; then ``background``, of a plane also its
+    moment_y separation angle``; of ``gaussian_dipole`` then ``sigma``, px; of ``trail`` and ``cosmic_ray``: ``flux x y
+    length angle``, of the middle, the angle from -90 to 90 degrees; then ``background``, of a plane also its
     slopes per px ``background_x background_y``; each followed by its error ``NAME_err``. Then ``chi2 dof bic n_eval
-    status flags``, and ``residual`` (k, k) when it was asked for. Positions are 0-based in the stamp, px; the angle
+    status flags``, of ``best``, which has the columns of all, ``best_model bic_difference`` and the ``bic_MODEL`` of
+    each, and ``residual`` (k, k) when it was asked for. Positions are 0-based in the stamp, px; the angle
     runs from +x to +y, degrees, and points from the negative to the positive lobe; ``flux_neg`` is a positive number.
     Columns have units only where the stamps had one.
     The background is that in pixel (k // 2, k // 2).
@@ -66,7 +77,7 @@ class FitResult(QTable):
     - degenerate: flux and separation of the lobes are not determined one by one, only the moment, which is then the
       mean of that of the lobes and that of the linear model F P - M . grad P + b, each weighed by how well it explains
       the stamp. Where the lobes ran into one they are NaN, and ``moment background chi2 dof bic`` are those of the
-      linear model.
+      linear model. Of a trail: its length is at most four of its errors.
     - max iterations: 60 evaluations were not enough.
     - singular: the pixels do not determine the parameters; no errors.
     - no data: fewer usable pixels than parameters; all values are NaN.
@@ -82,7 +93,7 @@ def fit(
     catalog: Catalog | None = None,
     *,
     image: Exposure | None = None,
-    model: Literal["point", "dipole", "gaussian_dipole"] = "point",
+    model: Literal["point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"] = "point",
     background: Literal["none", "constant", "plane"] = "constant",
     psf: Any = None,
     variance: Any = None,
@@ -96,7 +107,7 @@ def fit(
     template_mask: Any = None,
     device: str = "auto",
 ) -> Catalog | FitResult:
-    """Fit point sources or dipoles with a known PSF by maximum likelihood.
+    """Fit point sources, dipoles, trails or cosmic rays by maximum likelihood.
 
     With an exposure and a catalogue of it this is the stage `fit`: every row is measured where it is in the image, and
     the model is chosen by BIC. With an array of stamps every stamp is fitted with ``model``, on its own: neither their
@@ -110,13 +121,15 @@ def fit(
         Of an exposure: what to fit.
     image : Exposure, optional
         The same as ``stamps``.
-    model : {"point", "dipole", "gaussian_dipole"}
-        The last is of two round Gaussians of one width, at the centres of pixels, whose width is fitted too.
+    model : {"point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"}
+        A Gaussian dipole is of two round Gaussians of one width, at the centres of pixels, whose width is fitted too. A
+        trail is a source that moved along a segment, a cosmic ray light on a segment or spot that no PSF has passed.
+        "best" is that of point, dipole, trail and cosmic ray with the lowest BIC.
     background : {"none", "constant", "plane"}
         b: nothing, a level, or a level and two slopes. Of an exposure and its catalogue too.
     psf : array (p, p) or (n, p, p)
         Odd p, centred on the middle pixel; fluxes are its coefficients, so that a PSF of unit sum gives total fluxes.
-        Gaussians need none; their fits start from its width where it is given.
+        Cosmic rays and Gaussians need none; fits of Gaussians start from its width where it is given.
     variance : number or array (k, k) or (n, k, k), or Quantity, optional
         In the unit of the stamps squared. Without it the noise is taken to be the same in all pixels of a stamp, and
         errors follow from what the model leaves; ``chi2`` is then the plain sum of squares.
@@ -163,8 +176,8 @@ def fit(
         raise ConfigError("fit: a catalogue needs an Exposure to be fitted on, not an array")
     if model not in COLUMNS:
         raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
-    if forced and model == "gaussian_dipole":
-        raise ConfigError("fit: forced needs a known PSF; models: point, dipole")
+    if forced and model not in ("point", "dipole"):
+        raise ConfigError(f"fit: forced needs a known PSF and one place a lobe, not {model}; models: point, dipole")
     if forced and start is None:
         raise ConfigError("fit: forced needs the positions, start")
     if background not in BACKGROUNDS:
@@ -248,7 +261,7 @@ class _Task:
             variance = _shaped(variance, "variance", [*each, ()])
         if mask is not None:
             mask = _shaped(_plain(mask, "mask")[0], "mask", each) != 0
-        if psf is None and model == "gaussian_dipole":
+        if psf is None and model in ("gaussian_dipole", "cosmic_ray"):
             coefficients, sigma = backend.asarray(np.zeros((1, 1, 1))), np.full(1, np.nan)
         else:
             coefficients, sigma = _psf(psf, n, backend)
@@ -269,8 +282,15 @@ class _Task:
         part = plane[rows] if np.ndim(plane) == 3 else plane
         return self.backend.asarray(part, np.float64)
 
+    def widths(self, rows: slice) -> np.ndarray:
+        """Sigma (n,) of the PSFs of one batch, px."""
+        return np.broadcast_to(self.sigma[rows] if len(self.sigma) > 1 else self.sigma, len(self.start[rows]))
+
     def measured(self, rows: slice, forced: bool, residuals: bool) -> dict[str, np.ndarray]:
         """Columns of one batch, positions in the stamp."""
+        if self.model == "best":
+            parts = {name: replace(self, model=name).measured(rows, forced, residuals) for name in RIVALS}
+            return best(parts, self.widths(rows))
         own, found, scaled = self.fitted(rows, forced)
         columns = found.columns(scaled, self.side // 2)
         if residuals:
@@ -300,7 +320,7 @@ class _Task:
             lobes=self.lobes[rows] - middle,
             terms=self.terms,
         )
-        sigma = np.broadcast_to(self.sigma[rows] if len(self.sigma) > 1 else self.sigma, n)
+        sigma = self.widths(rows)
         known = self.variance is not None
         if forced:
             found = _forced(own, self.model, known)
@@ -310,14 +330,20 @@ class _Task:
             free = DIPOLE_FREE + 1 + own.terms
             lobes = _calibrated(positive_first(gaussian_dipoles(own, sigma)), free, known)
             found = Found(lobes, free, known, undetermined(lobes))
-        else:
+        elif self.model == "dipole":
             found = _dipole(own, sigma, known)
+        else:
+            found = _segment(on_host(own, np.arange(n)), sigma, known, self.model == "cosmic_ray")
         return own, found, scaled
 
     def residual(self, own: Stamps, found: Found, scaled: Scaled) -> np.ndarray:
         """Stamps less their models, (n, k, k), NaN where not used."""
         fit, n = found.fit, len(found.fit.chi2)
-        if fit.has_width:
+        if fit.is_trail:
+            psf = None if self.model == "cosmic_ray" else own.psf
+            trails = np.where(fit.usable[:, None], fit.parameters[:, :5], np.nan)
+            left = subtract_trails(own.data, own.weight, psf, trails)
+        elif fit.has_width:
             left = to_host(own.data) - gaussian_light(fit, own.data.shape[1])
         else:
             count = np.where(fit.usable, fit.lobes, 0)
@@ -332,6 +358,8 @@ class _Task:
         out = FitResult()
         names = [*COLUMNS[self.model], *(BACKGROUND if self.terms == len(BACKGROUND) else BACKGROUND[:1])]
         wanted = [n for name in names for n in (name, f"{name}_err")] + list(COMMON[2:])
+        if self.model == "best":
+            wanted += ["best_model", "bic_difference", *(f"bic_{name}" for name in RIVALS)]
         for name in [*wanted, *(name for name in columns if name.startswith("residual"))]:
             of_flux = name.startswith(("flux_", "moment", "background", "residual")) or name == "flux"
             has_unit = self.unit is not None and of_flux
@@ -418,7 +446,7 @@ def _starts(start: Any, n: int, side: int, model: str) -> tuple[np.ndarray, np.n
         return np.full((n, 2), (side - 1) / 2), unknown
     at = np.asarray(_plain(start, "start")[0], float)
     shapes: list[tuple[int, ...]] = [(n, 2), (2,)]
-    if model != "point":
+    if model.endswith("dipole"):
         shapes += [(n, 2, 2), (2, 2)] if n != 2 else [(n, 2, 2)]
     _shaped(at, "start", shapes)
     if not np.isfinite(at).all():
@@ -429,11 +457,11 @@ def _starts(start: Any, n: int, side: int, model: str) -> tuple[np.ndarray, np.n
     return np.broadcast_to(at, (n, 2)).copy(), unknown
 
 
-def _dof(fit: LobeFit, free: int) -> np.ndarray:
+def _dof(fit: LobeFit, free: int | np.ndarray) -> np.ndarray:
     return np.maximum(fit.pixels - free, 0)
 
 
-def _calibrated(fit: LobeFit, free: int, known: bool) -> LobeFit:
+def _calibrated(fit: LobeFit, free: int | np.ndarray, known: bool) -> LobeFit:
     """Covariance by what the model leaves, where no variance was given."""
     if known:
         return fit
@@ -499,6 +527,17 @@ def _linear(own: Stamps, found: LobeFit, sigma: np.ndarray, rows: np.ndarray, kn
     for name, column in values.items():
         out[name][rows] = column
     return out
+
+
+def _segment(own: Stamps, sigma: np.ndarray, known: bool, ray: bool) -> Found:
+    """Trails, or light that no PSF has passed."""
+    free: Any = TRAIL_FREE + own.terms
+    if ray:
+        fit, free = fit_rays(own, known)
+    else:
+        fit = fit_segments(own, sigma)
+    degenerate = np.zeros(len(sigma), bool) if ray else no_longer(fit)
+    return Found(_calibrated(fit, free, known), free, known, degenerate)
 
 
 def _forced(own: Stamps, model: str, known: bool) -> Found:

@@ -11,6 +11,7 @@ from skydelta.io.catalog import bits
 from skydelta.kernels.backend import Array, backend_of, to_host
 from skydelta.kernels.fit import LobeFit, Status
 from skydelta.stages.lobes import LINEAR_FREE, background_columns, dipole_columns, status_flags
+from skydelta.stages.trails import badness, margins, segment_columns
 
 NAMES = {
     Status.CONVERGED: "converged",
@@ -28,7 +29,12 @@ COLUMNS = {
     ),
 }  # fmt: skip
 COLUMNS["gaussian_dipole"] = (*COLUMNS["dipole"], "sigma")
+COLUMNS["trail"] = COLUMNS["cosmic_ray"] = (*COLUMNS["point"], "length", "angle")
+COLUMNS["best"] = (*COLUMNS["trail"], *(name for name in COLUMNS["dipole"] if name != "angle"))
 """Fitted columns of each model; each is followed by its error, then come those of `COMMON`."""
+
+RIVALS = ("point", "dipole", "trail", "cosmic_ray")
+"""Models that ``best`` chooses from."""
 
 COMMON = ("background", "background_err", "chi2", "dof", "bic", "n_eval", "status", "flags")
 
@@ -101,7 +107,7 @@ class Found:
     ----------
     fit : LobeFit
         Covariance already that of the free parameters, times what the noise turned out to be.
-    free : int
+    free : int or int (n,)
         Number of free parameters.
     known : bool
         The variance was given.
@@ -111,7 +117,7 @@ class Found:
     """
 
     fit: LobeFit
-    free: int
+    free: int | np.ndarray
     known: bool
     degenerate: np.ndarray
     linear: dict[str, np.ndarray] | None = None
@@ -130,8 +136,8 @@ class Found:
         background = background_columns(fit.background, fit.background_errors)
         if linear:
             background = {name: np.where(merged, linear[name], values) for name, values in background.items()}
-        quality = chi2 if self.known else pixels * np.log(np.maximum(chi2 / pixels, 1e-300))
-        out = self._point() if fit.lobes == 1 else self._dipole(degenerate)
+        quality = badness(chi2, pixels, self.known)
+        out = segment_columns(fit) if fit.is_trail else self._point() if fit.lobes == 1 else self._dipole(degenerate)
         out = {name: np.where(fit.usable | (merged & (name[:6] == "moment")), v, np.nan) for name, v in out.items()}
         common = {**background, "chi2": chi2, "bic": quality + free * np.log(pixels)}
         out |= {name: np.where(some, values, np.nan) for name, values in common.items()}
@@ -167,3 +173,32 @@ class Found:
             lobes |= {"sigma": fit.parameters[:, 6], "sigma_err": errors[:, 6]}
         model = "gaussian_dipole" if fit.has_width else "dipole"
         return {n: lobes[n] for name in COLUMNS[model] for n in (name, f"{name}_err")}
+
+
+def best(parts: dict[str, dict[str, np.ndarray]], sigma: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of the model with the lowest BIC of each stamp, those of no use to it NaN.
+
+    Parameters
+    ----------
+    parts : dict
+        Columns of every one of `RIVALS`.
+    sigma : (n,)
+        Of the PSF, px.
+    """
+    bic = np.stack([parts[name]["bic"] for name in RIVALS])
+    lobes, trail = parts["dipole"], parts["trail"]
+    # lobes of one sign are no dipole; those that ran into one have no fluxes, but a moment
+    bic[1, (lobes["flux_pos"] <= 0) | (lobes["flux_neg"] <= 0)] = np.nan
+    # what is shorter is a point as well, of a PSF that is not quite the right one
+    bic[2, ~(trail["length"] > sigma)] = np.nan
+    chosen, ahead = margins(bic)
+    names = dict.fromkeys(name for model in RIVALS for name in parts[model])
+    out = {}
+    for name in names:
+        like = next(part[name] for part in parts.values() if name in part)
+        blank = np.full_like(like, np.nan, dtype=float)
+        rows = [parts[model].get(name, blank) for model in RIVALS]
+        out[name] = np.choose(chosen.reshape(-1, *[1] * (like.ndim - 1)), rows)
+    out["n_eval"] = np.sum([part["n_eval"] for part in parts.values()], axis=0)
+    out |= {f"bic_{name}": parts[name]["bic"] for name in RIVALS}
+    return out | {"best_model": np.array(RIVALS)[chosen], "bic_difference": ahead}

@@ -2,8 +2,8 @@
 """Numba twins of the lobe fits: the maths of ``kernels/cuda/fit.cuh``, a stamp a loop turn, a row of pixels at a time.
 
 The Gram matrix has a row and a column for value, d/dx and d/dy of each lobe, then for the terms of the background (the
-first of 1, x, y); its last row holds the sums with the data: right-hand side, then sum w d^2. PSF coefficients are
-padded by the mirrored ones around them.
+first of 1, x, y); its last row holds the sums with the data: right-hand side, then sum w d^2. A trail
+is one lobe with two columns more, the derivatives by the vector from one of its ends to the other.
 """
 
 from __future__ import annotations
@@ -15,89 +15,10 @@ from scipy.ndimage import spline_filter1d
 
 from skydelta.kernels.cpu.gaussians import _sum_gaussians
 from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
+from skydelta.kernels.cpu.shifted import _lines, _padded, _row, _trail, _width
 from skydelta.kernels.fit import BOUND, LEAST_WIDTH, MAX_EVALUATIONS, Status
 
 CONVERGED, AT_BOUND, SINGULAR, OUT_OF_EVALUATIONS, NO_DATA = (int(s) for s in Status)
-
-
-@inline
-def _mirrored(i, n):
-    i = abs(i)
-    if i >= n:
-        i = 2 * (n - 1) - i
-    return min(max(i, 0), n - 1)
-
-
-@inline
-def _padded(c):
-    """Coefficients (p + 3, p + 3) from -1 to p + 1."""
-    p = c.shape[0]
-    out = np.empty((p + 3, p + 3))
-    for j in range(p + 3):
-        for i in range(p + 3):
-            out[j, i] = c[_mirrored(j - 1, p), _mirrored(i - 1, p)]
-    return out
-
-
-@inline
-def _place(q, side, p, w):
-    """Where one axis of a PSF centred q px from the middle lies on the pixels.
-
-    Pixel i takes the padded coefficients i + first to i + first + 3 with the weights w[0], derivatives w[1]; outside
-    low..high the PSF is zero. Returns first, low, high.
-    """
-    base = p // 2 - side // 2 - q
-    if not abs(base) < 1e6:  # NaN too: nothing of it is on the stamp
-        return 0, side, -1
-    first = int(np.floor(base))
-    t = base - first
-    s = 1 - t
-    w[0, 0] = s * s * s / 6
-    w[0, 1] = (4 - 6 * t * t + 3 * t * t * t) / 6
-    w[0, 2] = (4 - 6 * s * s + 3 * s * s * s) / 6
-    w[0, 3] = t * t * t / 6
-    w[1, 0] = -s * s / 2
-    w[1, 1] = (-4 * t + 3 * t * t) / 2
-    w[1, 2] = (4 * s - 3 * s * s) / 2
-    w[1, 3] = t * t / 2
-    return first, max(-first, 0), min(p - 1 - first - (1 if t > 0 else 0), side - 1)
-
-
-@inline
-def _lines(padded, x, y, side, w, lines):
-    """Lines (2, s + 3, s) of coefficients filtered across, value and derivative, for a lobe at (x, y).
-
-    ``w`` takes the weights (2, 2, 4), across and down. Returns the lowest and highest row of pixels with light.
-    """
-    p = padded.shape[0] - 3
-    across, left, right = _place(x, side, p, w[0])
-    down, low, high = _place(y, side, p, w[1])
-    if right < left:
-        return side, -1
-    a, b, c, d = w[0, 0, 0], w[0, 0, 1], w[0, 0, 2], w[0, 0, 3]
-    e, f, g, h = w[0, 1, 0], w[0, 1, 1], w[0, 1, 2], w[0, 1, 3]
-    for row in range(low, high + 4 if high >= low else low):
-        source = padded[row + down, left + across : right + across + 4]
-        for i in range(left):
-            lines[0, row, i] = lines[1, row, i] = 0
-        for i in range(right + 1, side):
-            lines[0, row, i] = lines[1, row, i] = 0
-        value, slope = lines[0, row, left : right + 1], lines[1, row, left : right + 1]
-        for i in range(len(value)):
-            value[i] = a * source[i] + b * source[i + 1] + c * source[i + 2] + d * source[i + 3]
-            slope[i] = e * source[i] + f * source[i + 1] + g * source[i + 2] + h * source[i + 3]
-    return low, high
-
-
-@inline
-def _row(lines, y, w, value, dx, dy):
-    """One row of pixels of a lobe: value and derivatives by its position."""
-    a, b, c, d = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
-    e, f, g, h = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
-    for x in range(len(dx)):
-        value[x] = a * lines[0, y, x] + b * lines[0, y + 1, x] + c * lines[0, y + 2, x] + d * lines[0, y + 3, x]
-        dx[x] = -(a * lines[1, y, x] + b * lines[1, y + 1, x] + c * lines[1, y + 2, x] + d * lines[1, y + 3, x])
-        dy[x] = -(e * lines[0, y, x] + f * lines[0, y + 1, x] + g * lines[0, y + 2, x] + h * lines[0, y + 3, x])
 
 
 @inline
@@ -118,17 +39,19 @@ def _products(a, b, line):
 
 
 @inline
-def _sum_stamp(weight, weighted, padded, q, column, gram):
+def _sum_stamp(weight, weighted, padded, spot, width, q, step, column, gram):
     """Gram sums at positions ``q``, but for the last element.
 
     ``column`` (n + 1, r, s) is scratch but for the background's columns, and 0 from row s on.
     """
     n, side = column.shape[0] - 1, column.shape[2]
-    lobes = len(q) // 2
+    lobes = len(q) // 2 if step == 3 else 0
     line, product = np.empty(side), column[n]
     lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
+    if step == 5:
+        _trail(padded, spot, width, q, side, column)
     for k in range(lobes):
-        low, high = _lines(padded, q[2 * k], q[2 * k + 1], side, w, lines)
+        low, high = _lines(padded, spot, q[2 * k], q[2 * k + 1], side, w, lines)
         for y in range(side):
             if low <= y <= high:
                 _row(lines, y, w[1], column[3 * k, y], column[3 * k + 1, y], column[3 * k + 2, y])
@@ -211,35 +134,42 @@ def _solve(gram, columns, inverse, solution):
     return chi2
 
 
-# Parameters are flux, x, y of each lobe, the width (if there is one), the background; of each lobe there are ``step``
-# columns: value, d/dx, d/dy, and with a width d/dwidth. The derivative by a parameter is a sum over lobes.
+# Parameters are flux, x, y of each lobe, the width of Gaussians or x, y from one end of a trail to the other, the
+# background; of each lobe there are ``step`` columns: value, d/dx, d/dy, and those by a width (4) or by ends (5). The
+# derivative by a parameter is a sum over lobes.
 
 
 @inline
 def _moving(a, lobes):
     """The a-th parameter that is not solved for."""
-    return 3 * (a // 2) + 1 + a % 2 if a < 2 * lobes else 3 * lobes
+    return 3 * (a // 2) + 1 + a % 2 if a < 2 * lobes else lobes + a
+
+
+@inline
+def _of_all(p, lobes, step):
+    """The parameter is one of all lobes that is not solved for."""
+    return 3 * lobes <= p < 3 * lobes + step - 3
 
 
 @inline
 def _column(p, lobe, lobes, step):
     if p < 3 * lobes:
         return step * lobe + p % 3
-    return step * lobe + 3 if step == 4 and p == 3 * lobes else p + (step - 3) * (lobes - 1)
+    return step * lobe + 3 + p - 3 * lobes if _of_all(p, lobes, step) else p + (step - 3) * (lobes - 1)
 
 
 @inline
 def _by(p, lobe, lobes, step, flux):
     """What the column is multiplied by."""
-    return flux[lobe] if (p < 3 * lobes and p % 3 != 0) or (step == 4 and p == 3 * lobes) else 1.0
+    return flux[lobe] if (p < 3 * lobes and p % 3 != 0) or _of_all(p, lobes, step) else 1.0
 
 
 @inline
 def _product(gram, flux, p, r, lobes, step):
     """Sum of the products of the derivatives by two parameters; one beyond the last is the data."""
     v, last = 0.0, gram.shape[0] - 1
-    p_from, p_to = (p // 3, p // 3 + 1) if p < 3 * lobes else (0, lobes if step == 4 and p == 3 * lobes else 1)
-    r_from, r_to = (r // 3, r // 3 + 1) if r < 3 * lobes else (0, lobes if step == 4 and r == 3 * lobes else 1)
+    p_from, p_to = (p // 3, p // 3 + 1) if p < 3 * lobes else (0, lobes if _of_all(p, lobes, step) else 1)
+    r_from, r_to = (r // 3, r // 3 + 1) if r < 3 * lobes else (0, lobes if _of_all(r, lobes, step) else 1)
     for k in range(p_from, p_to):
         for m in range(r_from, r_to):
             by = _by(p, k, lobes, step, flux) * _by(r, m, lobes, step, flux)
@@ -298,7 +228,8 @@ def _propose(gram, flux, inverse, q, lower, upper, lobes, step, damping, trial):
         damping *= 10
     _substitute(low, slope)
     for i in range(m):
-        most = 1.0 if i < 2 * lobes else 0.3 * q[i]  # a pixel at most: the model is local
+        # a pixel at most, also for the ends of a trail: the model is local
+        most = 1.0 if i < 2 * lobes else (0.3 * q[i] if step == 4 else 2.0)
         move = max(-most, min(most, slope[i]))
         trial[i] = max(lower[i], min(upper[i], q[i] + move))
     return damping
@@ -335,7 +266,7 @@ def _sharpness(data, weight, padded, flux, x, y):
     if at_x < 0:
         return np.nan
     lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
-    low, high = _lines(padded, x, y, side, w, lines)
+    low, high = _lines(padded, False, x, y, side, w, lines)
     value, unused = np.zeros(side), np.empty((2, side))
     if low <= at_y <= high:
         _row(lines, at_y, w[1], value, unused[0], unused[1])
@@ -344,14 +275,17 @@ def _sharpness(data, weight, padded, flux, x, y):
 
 
 @serial
-def _fit(data, weight, padded, start, limit, terms, parameters, covariance, moment, moment_covariance):
+def _fit(data, weight, padded, spot, start, step, limit, terms, parameters, covariance, moment, moment_covariance):
     """Fit one stamp; returns chi2, evaluations, status, pixels, chi2 of the moment, sharpness."""
     m, side = start.shape[0], data.shape[0]
-    lobes, step = m // 2, 3 + m % 2
+    lobes, width = 1 if step == 5 else m // 2, _width(padded)
+    plain = lobes == 1 and step == 3 and not spot
     n, free, size = step * lobes + terms, lobes + terms, m + lobes + terms
     lower, upper = start - BOUND, start + BOUND
     if step == 4:
         lower[m - 1], upper[m - 1] = LEAST_WIDTH, side / 3
+    for i in range(2 if step == 5 else m, m):
+        lower[i], upper[i] = -side, side
     linear, every = np.empty(free, np.int64), np.arange(n)
     for i in range(free):
         linear[i] = step * i if i < lobes else i + n - free
@@ -360,6 +294,8 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
     best, gram, column = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1)), np.zeros((n + 1, rows, side))
     inverse, trial_inverse = np.empty((free, free)), np.empty((free, free))
     chi2, moment_chi2, damping, evaluations, status = 0.0, np.nan, 1e-3, 0, -1
+    # the ends of a faint trail are known to no better than pixels: a hundredth of their error is near enough
+    least, near = (1e-5, 0.05) if step == 5 else (0.0, 1e-3)
     used, weighted, pixels = np.zeros((rows, side)), np.zeros((rows, side)), 0
     for y in range(side):
         for x in range(side):
@@ -374,9 +310,9 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
         if step == 4:
             _sum_gaussians(used, weighted, trial, gram)
         else:
-            _sum_stamp(used, weighted, padded, trial, column, gram)
+            _sum_stamp(used, weighted, padded, spot, width, trial, step, column, gram)
         first = evaluations == 0
-        if first and lobes == 1:
+        if first and plain:
             moment_chi2 = _solve(gram, every, moment_covariance, moment)
             if not np.isfinite(moment_chi2):
                 moment[:] = np.nan
@@ -404,11 +340,11 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
                 _take(best[i], gram[i])
             if not first:
                 # a short step means the minimum only when damping did not shorten it
-                done = damping < 1 and (moved < 1e-6 or (gain < 1e-9 * (1 + chi2) and moved < 1e-3))
+                done = damping < 1 and (moved < 1e-6 or (gain < least + 1e-9 * (1 + chi2) and moved < near))
                 damping = max(damping * 0.1, 1e-9)
         else:
             damping *= 10
-            done = moved < 1e-7
+            done = moved < 1e-7 or (value < chi2 + least and moved < near)
         if not done and evaluations >= limit:
             status = OUT_OF_EVALUATIONS
             break
@@ -431,20 +367,20 @@ def _fit(data, weight, padded, start, limit, terms, parameters, covariance, mome
         covariance[:] = np.nan
         if status == CONVERGED:
             status = SINGULAR
-    sharpness = _sharpness(data, weight, padded, flux, q[0], q[1]) if lobes == 1 else np.nan
+    sharpness = _sharpness(data, weight, padded, flux, q[0], q[1]) if plain else np.nan
     return chi2, evaluations, status, pixels, moment_chi2, sharpness
 
 
 @parallel
 def _fit_all(
-    data, weight, psf, start, stamp, limit, terms, parameters, covariance, chi2, evaluations, status, pixels,
+    data, weight, psf, start, step, stamp, limit, terms, parameters, covariance, chi2, evaluations, status, pixels,
     moment, moment_covariance, moment_chi2, sharpness,
 ):  # fmt: skip
     for k in prange(start.shape[0]):
         at = stamp[k]
         chi2[k], evaluations[k], status[k], pixels[k], moment_chi2[k], sharpness[k] = _fit(
-            data[at], weight[at], _padded(psf[min(at, len(psf) - 1)]), start[k], limit, terms, parameters[k],
-            covariance[k], moment[k], moment_covariance[k],
+            data[at], weight[at], _padded(psf[min(at, len(psf) - 1)]), psf.shape[1] == 1, start[k], step, limit, terms,
+            parameters[k], covariance[k], moment[k], moment_covariance[k],
         )  # fmt: skip
 
 
@@ -462,7 +398,7 @@ def fit_lobes(
     limit: int = MAX_EVALUATIONS,
     terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    return _run(data, weight, psf, start.reshape(len(start), 2 * start.shape[1]), stamp, limit, terms)
+    return _run(data, weight, psf, start.reshape(len(start), 2 * start.shape[1]), 3, stamp, limit, terms)
 
 
 def fit_gaussians(
@@ -473,14 +409,33 @@ def fit_gaussians(
     limit: int = MAX_EVALUATIONS,
     terms: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    return _run(data, weight, np.zeros((1, 1, 1)), start, stamp, limit, terms)
+    return _run(data, weight, np.zeros((1, 1, 1)), start, 4, stamp, limit, terms)
+
+
+def fit_trails(
+    data: np.ndarray,
+    weight: np.ndarray,
+    psf: np.ndarray,
+    start: np.ndarray,
+    stamp: np.ndarray | None = None,
+    limit: int = MAX_EVALUATIONS,
+    terms: int = 1,
+) -> tuple[np.ndarray, ...]:
+    return _run(data, weight, psf, start, 3 if start.shape[1] == 2 else 5, stamp, limit, terms)
 
 
 def _run(
-    data: np.ndarray, weight: np.ndarray, psf: np.ndarray, start: np.ndarray, stamp: Any, limit: int, terms: int
+    data: np.ndarray,
+    weight: np.ndarray,
+    psf: np.ndarray,
+    start: np.ndarray,
+    step: int,
+    stamp: Any,
+    limit: int,
+    terms: int,
 ) -> tuple[np.ndarray, ...]:
     count, moving = start.shape
-    n, m = moving + moving // 2 + terms, 3 + terms
+    n, m = moving + (1 if step == 5 else moving // 2) + terms, 3 + terms
     parameters, covariance, chi2 = np.empty((count, n)), np.empty((count, n, n)), np.empty(count)
     whole = [np.empty(count, np.int32) for _ in range(3)]
     moment = (np.full((count, m), np.nan), np.full((count, m, m), np.nan), np.full(count, np.nan))
@@ -490,6 +445,7 @@ def _run(
         _writeable(weight, np.float32),
         _writeable(psf, np.float64),
         _writeable(start, np.float64),
+        step,
         np.arange(count) if stamp is None else _writeable(stamp, np.int64),
         limit,
         terms,
@@ -504,10 +460,12 @@ def _subtract_all(out, weight, psf, first, lobes):
     for k in prange(out.shape[0]):
         if first[k] == first[k + 1]:
             continue
-        padded, lines, w = _padded(psf[k]), np.empty((2, side + 3, side)), np.empty((2, 2, 4))
+        source = psf[min(np.int64(k), len(psf) - 1)]
+        padded, spot = _padded(source), source.shape[0] == 1
+        lines, w = np.empty((2, side + 3, side)), np.empty((2, 2, 4))
         value, unused = np.empty(side), np.empty((2, side))
         for lobe in range(first[k], first[k + 1]):
-            low, high = _lines(padded, lobes[lobe, 1], lobes[lobe, 2], side, w, lines)
+            low, high = _lines(padded, spot, lobes[lobe, 1], lobes[lobe, 2], side, w, lines)
             for y in range(low, high + 1):
                 _row(lines, y, w[1], value, unused[0], unused[1])
                 for x in range(side):

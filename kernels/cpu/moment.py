@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from skydelta.kernels.cpu.fit import _padded, _solve, _sum_stamp, _writeable
+from skydelta.kernels.cpu.fit import _solve, _sum_stamp, _writeable
 from skydelta.kernels.cpu.jit import inline, parallel, prange, serial
+from skydelta.kernels.cpu.shifted import _padded
 from skydelta.kernels.fit import BOUND, SETTLED, TURNS
 
 BESIDE = np.array([(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1)], float)
@@ -33,7 +34,7 @@ def _beside(used, weighted, padded, at, h, square, column, gram, chi2, moment, c
         for i in range(2):
             q[i] = at[i] + h * BESIDE[b, i]
         gram[n, n] = square
-        _sum_stamp(used, weighted, padded, q, column, gram)
+        _sum_stamp(used, weighted, padded, False, 1.0, q, 3, column, gram)
         chi2[b] = _solve(gram, every, other, moment[b])
         if not np.isfinite(chi2[b]):
             moment[b] = np.nan

@@ -11,7 +11,8 @@ from cases import fit_lobes as case
 from scipy.ndimage import map_coordinates
 from support_sources import SIGMA, flux_of, gaussian
 
-from skydelta.kernels.cpu.fit import _fit_all, _lines, _padded, _row, _subtract_all
+from skydelta.kernels.cpu.fit import _fit_all, _subtract_all
+from skydelta.kernels.cpu.shifted import _lines, _padded, _row
 from skydelta.kernels.fit import FIT, LobeFit, Status, fit_lobes, spline_coefficients, subtract_lobes
 
 SIDE = 21
@@ -44,7 +45,7 @@ def dipoles(rng, n, low=20, high=200):
 def lobe(coefficients, x, y, side):
     """Value and derivatives by position (3, s, s) of the PSF at (x, y) px from the middle of a stamp."""
     lines, w, out = np.empty((2, side + 3, side)), np.empty((2, 2, 4)), np.zeros((3, side, side))
-    low, high = _lines(_padded(coefficients), x, y, side, w, lines)
+    low, high = _lines(_padded(coefficients), False, x, y, side, w, lines)
     for row in range(low, high + 1):
         _row(lines, row, w[1], *out[:, row])
     return out
