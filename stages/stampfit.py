@@ -93,7 +93,7 @@ def fit(
     catalog: Catalog | None = None,
     *,
     image: Exposure | None = None,
-    model: Literal["point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"] = "point",
+    model: Literal["point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"] | None = None,
     background: Literal["none", "constant", "plane"] = "constant",
     psf: Any = None,
     variance: Any = None,
@@ -121,10 +121,11 @@ def fit(
         Of an exposure: what to fit.
     image : Exposure, optional
         The same as ``stamps``.
-    model : {"point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"}
-        A Gaussian dipole is of two round Gaussians of one width, at the centres of pixels, whose width is fitted too. A
-        trail is a source that moved along a segment, a cosmic ray light on a segment or spot that no PSF has passed.
-        "best" is that of point, dipole, trail and cosmic ray with the lowest BIC.
+    model : {"point", "dipole", "gaussian_dipole", "trail", "cosmic_ray", "best"}, optional
+        Of stamps in an array: a point source if not given. A Gaussian dipole is of two round Gaussians of one width,
+        at the centres of pixels, whose width is fitted too. A trail is a source that moved along a segment, a cosmic
+        ray light on a segment or spot that no PSF has passed. "best" is that of point, dipole, trail and cosmic ray
+        with the lowest BIC.
     background : {"none", "constant", "plane"}
         b: nothing, a level, or a level and two slopes. Of an exposure and its catalogue too.
     psf : array (p, p) or (n, p, p)
@@ -164,16 +165,18 @@ def fit(
     InputError
         Shapes or units that do not fit, or a PSF without light.
     """
-    given = {"psf": psf, "variance": variance, "mask": mask, "start": start, "template": template}
+    others = {"template_psf": template_psf, "template_variance": template_variance, "template_mask": template_mask}
+    given = {"model": model, "psf": psf, "variance": variance, "mask": mask, "start": start, "template": template}
     stamps = image if stamps is None else stamps
     if isinstance(stamps, Exposure):
-        used = [name for name, value in given.items() if value is not None]
+        used = [name for name, value in {**given, **others}.items() if value is not None]
         used += [name for name, on in (("forced", forced), ("residuals", residuals)) if on]
         if used:
             raise ConfigError(f"fit: {', '.join(used)} belong to stamps in arrays; an exposure brings its own")
         return Fit(background=background)(image=stamps, catalog=catalog, device=device)
     if catalog is not None:
         raise ConfigError("fit: a catalogue needs an Exposure to be fitted on, not an array")
+    model = "point" if model is None else model
     if model not in COLUMNS:
         raise ConfigError(f"fit: model {model!r}; allowed: {', '.join(COLUMNS)}")
     if forced and model not in ("point", "dipole"):
@@ -185,7 +188,6 @@ def fit(
     backend, terms = resolve(device), BACKGROUNDS[background]
     own = _Task.of(stamps, psf, variance, mask, start, model, terms, backend)
     task: _Task | _Joint = own
-    others = {"template_psf": template_psf, "template_variance": template_variance, "template_mask": template_mask}
     if template is not None:
         if model != "dipole" or variance is None or template_variance is None:
             raise ConfigError("fit: a template needs the model dipole, variance and template_variance")

@@ -19,8 +19,8 @@ from skydelta.stages.match.problem import Problem, Solved
 MOST = 64
 """Stamps whose noise is looked at, about; where there are more, these stand for the others."""
 
-HELD = {"cpu": 1, "cuda": 16}
-"""Of these at once."""
+HELD = {"cpu": 1, "cuda": MOST}
+"""Of these at once: all of them on a device, for few launches."""
 
 
 def fit_covariance(problem: Problem, basis: GaussianBasis, solved: Solved) -> Array:

@@ -459,6 +459,8 @@ def test_an_exposure_and_its_catalogue_are_the_stage(rng):
         ({"model": "dipole", "start": [3, 3], "forced": True}, ConfigError, "both lobes"),
         ({"catalog": skydelta.io.catalog.Catalog()}, ConfigError, "needs an Exposure"),
         ({"stamps": exposure(np.zeros((9, 9)))}, ConfigError, "psf belong to stamps"),
+        ({"stamps": exposure(np.zeros((9, 9))), "psf": None, "model": "best"}, ConfigError, "model belong"),
+        ({"stamps": exposure(np.zeros((9, 9))), "psf": None, "template_psf": PSF}, ConfigError, "template_psf belong"),
     ],
 )
 def test_what_cannot_be_is_said(arguments, error, words):
