@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 from astropy.table import QTable
-from astropy.units import Quantity, UnitBase, UnitConversionError
+from astropy.units import Quantity, UnitBase, UnitConversionError, dimensionless_unscaled
 
 from skydelta.errors import ConfigError, InputError
 from skydelta.io.arrays import taken_apart
 from skydelta.io.catalog import FLAGS, Catalog
 from skydelta.io.exposure import Exposure
+from skydelta.io.header import check_flux
 from skydelta.io.psf import fwhms
 from skydelta.kernels.backend import Array, Backend, backend_of, resolve, to_host
 from skydelta.kernels.fit import (
@@ -206,9 +207,10 @@ def _plain(values: Any, name: str, unit: UnitBase | None = None) -> tuple[Array,
     Raises
     ------
     InputError
-        Not numbers, or another unit.
+        Not numbers, logarithms, or another unit.
     """
     array, mask, own = taken_apart(values)
+    check_flux(own, f"fit: {name}")
     if own is not None and unit is not None:
         try:
             array = array * own.to(unit)
@@ -261,6 +263,8 @@ class _Task:
             if own is not None and unit is None:
                 raise InputError(f"fit: variance is in {own}, but the stamps have no unit")
             variance = _shaped(variance, "variance", [*each, ()])
+            if not variance.ndim and not 0 < float(variance) < np.inf:
+                raise InputError(f"fit: variance is {float(variance):g}; a number above 0 is needed")
         if mask is not None:
             mask = _shaped(_plain(mask, "mask")[0], "mask", each) != 0
         if psf is None and model in ("gaussian_dipole", "cosmic_ray"):
@@ -427,7 +431,9 @@ def _psf(psf: Any, n: int, backend: Backend) -> tuple[Array, np.ndarray]:
         raise ConfigError("fit: stamps need a psf, (p, p) or (n, p, p)")
     if hasattr(psf, "at"):
         raise ConfigError("fit: psf is a PSF of a whole image; psf.render(x, y) gives those of places in it")
-    values, _ = _plain(psf, "psf")
+    values, unit = _plain(psf, "psf")
+    if unit not in (None, dimensionless_unscaled):
+        raise InputError(f"fit: psf is in {unit}; a PSF has no unit: fluxes have that of the stamps")
     values = values[None] if values.ndim == 2 else values
     p = values.shape[-1] if values.ndim else 0
     if values.ndim != 3 or values.shape[1] != p or len(values) not in (1, n) or p % 2 == 0 or p < 3:
@@ -437,7 +443,10 @@ def _psf(psf: Any, n: int, backend: Backend) -> tuple[Array, np.ndarray]:
     host = to_host(stamp)
     dark = np.flatnonzero(~(host.sum(axis=(1, 2)) > 0))
     if len(dark):
-        raise InputError(f"fit: psf {dark[0]} has the sum {host[dark[0]].sum():g}; a positive one is needed")
+        what = (
+            "no finite pixel" if not np.isfinite(to_host(values[dark[0]])).any() else f"the sum {host[dark[0]].sum():g}"
+        )
+        raise InputError(f"fit: psf {dark[0]} has {what}; a positive sum is needed")
     return spline_coefficients(stamp), fwhms(host) / 2.3548
 
 

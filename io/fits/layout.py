@@ -25,6 +25,7 @@ MAX_AXES = 999
 MAX_HDUS = 65536
 
 _KEYWORD = re.compile(rb"[A-Za-z0-9_\-]* *\Z")
+_BITPIX = re.compile(rb"BITPIX  *=")  # the second card of every header: what has it is an HDU with a damaged first one
 UNSIGNED = {(8, -128): "int8", (16, 2**15): "uint16", (32, 2**31): "uint32", (64, 2**63): "uint64"}
 STORED = {8: "uint8", 16: "int16", 32: "int32", 64: "int64", -32: "float32", -64: "float64"}
 
@@ -141,7 +142,10 @@ def scan(content: Content, path: str) -> tuple[list[Hdu], list[str]]:
             oddities.append(f"HDUs after the first {MAX_HDUS} are ignored")
             break
         if offset and not head.startswith(b"XTENSION"):
-            if head.strip(b"\x00 "):
+            if _BITPIX.match(head, CARD):
+                fault = f"header begins with {head[:8]!r}, XTENSION is needed"
+                hdus.append(Hdu(len(hdus), "other", Cards(header=fits.Header()), offset, size=-1, fault=fault))
+            elif head.strip(b"\x00 "):
                 oddities.append(
                     f"{content.size - offset} bytes after HDU {hdus[-1].index} are not an HDU and are ignored"
                 )

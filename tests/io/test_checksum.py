@@ -550,18 +550,20 @@ def test_stacks_and_stored_kernels_are_flagged(visit, tmp_path, rng):
 
 
 @pytest.mark.parametrize("compression", [None, "RICE_1"])
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("behind", [2, 3])
-def test_a_header_that_cannot_be_read_does_not_hide_planes_in_silence(tmp_path, rng, compression, behind):
-    """A flipped bit in the blanks behind END: nothing of the HDU, or behind it, can be found."""
+def test_a_header_that_cannot_be_read_does_not_hide_planes_in_silence(tmp_path, rng, compression, behind, first):
+    """A flipped bit in the first keyword or the blanks behind END: nothing of the HDU, or behind it, can be found."""
     exposure = support_io.make_exposure(rng)
     path = tmp_path / "p.fits"
     skydelta.write(exposure, path, compression)
     data = bytearray(path.read_bytes())
     with skydelta.open(path) as file:
-        at = file.hdus[behind].data - 1
+        at = file.hdus[behind].start if first else file.hdus[behind].data - 1
     data[at] ^= 1
     path.write_bytes(data)
-    words = rf"p.fits.* HDU {behind}.*cannot be read, and what follows it.* is lost: header is not filled with blanks"
+    why = "header begins with b'YTENSION'" if first else "header is not filled with blanks"
+    words = rf"p.fits.* HDU {behind}.*cannot be read, and what follows it.* is lost: {why}"
     with pytest.raises(InputError, match=words.replace(".* HDU", ": HDU")):
         skydelta.read(path, device="cpu", checksum="error")
     for policy in ("warn", "ignore"):

@@ -123,7 +123,12 @@ def test_the_command(tmp_path, image):
     hurt.write_bytes(raw[::-1].replace(b"XTENSION"[::-1], b"YTENSION"[::-1], 1)[::-1])
     told = support_cli.call("inspect", "--verify", hurt)
     assert told.exit_code == 3
-    assert "bytes after HDU 1 are not an HDU and are ignored" in told.stderr
+    assert "HDU 2: header begins with b'YTENSION', XTENSION is needed" in told.stderr
+    assert "header begins with b'YTENSION'" in support_cli.call("inspect", hurt).stdout
+    hurt.write_bytes(raw + b"no header" * 320)
+    told = support_cli.call("inspect", "--verify", hurt)
+    assert told.exit_code == 3
+    assert "2880 bytes after HDU 2 are not an HDU and are ignored" in told.stderr
     assert "are not an HDU" in support_cli.call("inspect", hurt).stdout
     hurt.write_bytes(raw[:-2880])
     told = support_cli.call("inspect", "--verify", hurt)
