@@ -82,7 +82,7 @@ class Detect(Stage[DetectConfig]):
     """
 
     name = "detect"
-    version = 6
+    version = 7
     inputs = {
         "image": Port(Exposure, "the difference, or any sky-subtracted image"),
         "score": Port(Exposure, "its signal-to-noise plane", optional=True),

@@ -103,7 +103,8 @@ def image_noise(image: Exposure) -> np.ndarray | None:
     planes = backend.xp.concatenate([backend.xp.where(blank, z, np.float32(0)), blank.astype(np.float32)])
     at_lags = _even(to_host(_at_lags(backend, planes[:, None], False, REACH)))
     own, count = at_lags.reshape(2, n, *at_lags.shape[1:])
-    enough = count[:, REACH, REACH] >= side * side / 4
+    # many more pixels than lags, or what went with the level outweighs what is left
+    enough = count[:, REACH, REACH] >= max(side * side / 4, 4 * own[0].size)
     if not enough.any():
         return None
     own, count = own[enough], count[enough]

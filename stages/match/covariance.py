@@ -62,8 +62,7 @@ def _score_noise(problem: Problem, basis: GaussianBasis, solved: Solved) -> Arra
         for k, (i, j) in enumerate(polynomial_exponents(problem.fitted_background_order)):
             columns, lines = problem.along[:, index]
             own[:, basis.size + k] = columns[:, None, :, i] * lines[:, :, None, j]
-        often = np.sqrt(_covered(at.x, at.y, used, part, m)).astype(np.float32)
-        own *= (problem.weight[index] * backend.asarray(often))[:, None]
+        own *= (problem.weight[index] * xp.sqrt(_covered(backend, at.x, at.y, used, part, m)))[:, None]
         seen = fft.rfft2(planes)
         kernels = solved.kernel.render(at.x[part], at.y[part], backend)[:, ::-1, ::-1].astype(np.float32)
         # the kernel begins at the corner, so that what it makes of the stamp does
@@ -102,11 +101,12 @@ def drawn(signal: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return rows, 1 / np.where(chance > 0, chance, 1)
 
 
-def _covered(x: np.ndarray, y: np.ndarray, used: np.ndarray, rows: np.ndarray, side: int) -> np.ndarray:
-    """How many of the stamps in use have each pixel of some of them: float64 (len(rows), side, side)."""
-    o = np.arange(side) - side // 2
-    along = [np.abs(p[rows, None, None] + o[:, None] - p[used]) <= side // 2 for p in (y, x)]
-    return along[0].astype(float) @ along[1].astype(float).swapaxes(1, 2)
+def _covered(backend: Backend, x: np.ndarray, y: np.ndarray, used: np.ndarray, rows: np.ndarray, side: int) -> Array:
+    """How many of the stamps in use have each pixel of some of them: float32 (len(rows), side, side)."""
+    xp, half = backend.xp, side // 2
+    apart = backend.asarray(np.stack([p[used] - p[rows, None] for p in (y, x)]))
+    within = (xp.abs(xp.arange(-half, half + 1)[:, None] - apart[:, :, None]) <= half).astype(np.float32)
+    return xp.matmul(within[0], within[1].swapaxes(1, 2))
 
 
 def _root_spectrum(backend: Backend, rho: np.ndarray | None, side: int) -> Array:

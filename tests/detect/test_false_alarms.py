@@ -98,6 +98,13 @@ def test_sources_do_not_colour_white_noise():
     assert all(image_noise(exposure(rng.normal(0, 1, (40, 40)))) is None for _ in range(30))
 
 
+@pytest.mark.parametrize("side", [*range(13, 40, 3), 64])
+def test_a_correlation_of_few_pixels_is_one_or_none(side):
+    for i in range(20):
+        rho = image_noise(exposure(Fields(side, "smoothed").draw(np.random.default_rng([13, i]))))
+        assert rho is None or (np.abs(rho).max() == rho[6, 6] == 1 and rho.sum() > 0)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_coloured_noise_has_unit_signal_to_noise(figure, masked):
     rng = np.random.default_rng(10)

@@ -7,6 +7,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.signal import fftconvolve
 from support_pairs import context, pair
 
+from skydelta.kernels.backend import resolve
 from skydelta.stages.match import Match
 from skydelta.stages.match import covariance as module
 from skydelta.stages.match.covariance import MOST, drawn, fit_covariance
@@ -47,7 +48,7 @@ def test_the_noise_of_the_score_is_that_of_draws(monkeypatch, smooth, figure):
     want = np.var(draws, axis=0)
     made = solved.result.system.assembled(module._score_noise(problem, basis, solved), solved.result.used)
     got = np.diag(made)[: basis.size]
-    assert (module._covered(at.x, at.y, solved.result.used, used, m) > 1).any()
+    assert (module._covered(resolve("cpu"), at.x, at.y, solved.result.used, used, m) > 1).any()
     figure("variance of the score over that of draws, less 1", abs(np.mean(got / want) - 1), 0.06)
     assert np.abs(got / want - 1).max() < 0.4
 
