@@ -250,7 +250,7 @@ def test_files_from_a_device_are_the_same_bytes(rng, tmp_path, compression, kind
 
     image = star_field(rng, kind=kind) if kind in FLOATS else pixels_of(rng, kind, (300, 257))
     exposure = Exposure(image, star_field(rng), rng.integers(0, 4, (300, 257), np.int32))
-    for tile in (None, (32, 50)):
+    for tile in (None, (32, 50)) if compression else (None,):
         write(exposure, tmp_path / "host.fits", compression, tile=tile)
         write(exposure.to(resolve("cuda")), tmp_path / "device.fits", compression, tile=tile)
         assert (tmp_path / "host.fits").read_bytes() == (tmp_path / "device.fits").read_bytes()
