@@ -26,15 +26,13 @@ HELD = {"cpu": 1, "cuda": MOST}
 def fit_covariance(problem: Problem, basis: GaussianBasis, solved: Solved) -> Array:
     """Covariance of the free parameters: float64 (size, size), where the stamps are."""
     result = solved.result
-    system, inverse = result.system, result.solution.inverse
-    half = inverse(system.assembled(_score_noise(problem, basis, solved), result.used))
-    if result.quiet:
-        return inverse(half.T)
-    sums = system.sums
-    dilution = system.assembled(sums.level[:, None, None] * sums.gram, result.used)
-    half = half + inverse(dilution @ half)
-    half = inverse(half.T)
-    return half + inverse(dilution @ half)
+    system, moves = result.system, result.solution.covariance
+    noise = system.assembled(_score_noise(problem, basis, solved), result.used)
+    if not result.quiet:
+        sums = system.sums
+        dilution = system.assembled(sums.level[:, None, None] * sums.gram, result.used)
+        moves = moves + moves @ dilution @ moves
+    return moves @ noise @ moves.T
 
 
 def _score_noise(problem: Problem, basis: GaussianBasis, solved: Solved) -> Array:
