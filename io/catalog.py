@@ -45,6 +45,7 @@ UCDS = {
     "dec": "pos.eq.dec;meta.main",
     "flux": "phot.flux",
     "flux_err": "stat.error;phot.flux",
+    "flux_err_kernel": "stat.error;phot.flux",
     "snr": "stat.snr",
     "model": "meta.code.class",
     "flags": "meta.code.qual",

@@ -52,12 +52,15 @@ class Convolved:
         Share of the kernel's absolute weight on bad pixels and outside the image.
     leak
         How wrong the pixel may be by the filling.
+    filled
+        The image that was convolved, in its own unit.
     """
 
     image: Array
     variance: Array
     lost: Array
     leak: Array
+    filled: Array
 
 
 def convolve(kernel: MatchKernel, exposure: Exposure, good: Array, correlation: np.ndarray | None = None) -> Convolved:
@@ -80,7 +83,7 @@ def convolve(kernel: MatchKernel, exposure: Exposure, good: Array, correlation: 
     local = tile_kernels(backend, kernel, exposure.shape)
     variance = convolve_tiles(filled_variance, correlated_square(local, correlation), VARIANCE_TILE)
     leak, lost = bad_reach(doubt(exposure, filled, good), good, local, VARIANCE_TILE)
-    return Convolved(image, variance, lost, leak)
+    return Convolved(image, variance, lost, leak, filled)
 
 
 def apply(
@@ -111,6 +114,7 @@ def apply(
         mask=spoilt,
         planes=planes,
         psf=None if exposure.psf is None else _psf(kernel, exposure.psf, exposure.shape),
+        kernel_error=None,  # of other fluxes
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 import html
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from astropy import units as u
@@ -23,6 +23,9 @@ from skydelta.io.sky import low_level, sky_type
 from skydelta.kernels.backend import Array, Backend, backend_of, to_host
 from skydelta.kernels.core.tiles import Box
 from skydelta.kernels.usable import usable_pixels
+
+if TYPE_CHECKING:
+    from skydelta.io.kernelerror import KernelError
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ class Exposure:
     id : str
     notes : dict
         What was decided on the way (variance source, mask convention, ...), JSON-able; goes into the receipt.
+    kernel_error : KernelError or None
+        Of a difference: what the error of its matching kernel does to fluxes. Fits take it from here.
     """
 
     image: Array
@@ -64,6 +69,7 @@ class Exposure:
     origin: tuple[int, int] = (0, 0)
     id: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
+    kernel_error: KernelError | None = None
 
     def __post_init__(self) -> None:
         for name in ("image", "variance", "mask"):
@@ -153,6 +159,8 @@ class Exposure:
     def to(self, backend: Backend) -> Exposure:
         """The same exposure with its planes on another backend; nothing is copied when they are there already."""
         move = {n: backend.asarray(p) for n in ("image", "variance", "mask") if (p := getattr(self, n)) is not None}
+        if self.kernel_error is not None:
+            move["kernel_error"] = self.kernel_error.to(backend)
         return self.with_(**move)
 
     def section(self, box: Box) -> Exposure:
@@ -166,6 +174,7 @@ class Exposure:
             wcs=None if self.wcs is None else _cut(self.wcs, s),
             psf=None if self.psf is None else self.psf.moved(box.y0, box.x0),
             origin=(self.origin[0] + box.y0, self.origin[1] + box.x0),
+            kernel_error=None if self.kernel_error is None else self.kernel_error.section(box),
         )
 
     def to_ccddata(self) -> Any:

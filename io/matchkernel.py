@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,11 @@ from skydelta.kernels.backend import CPU, Array, Backend
 if TYPE_CHECKING:
     from skydelta.io.exposure import Exposure
     from skydelta.io.fits.checksum import Checks
+    from skydelta.io.fits.reader import Source
+
+COVARIANCE = ("KBASIS", "KTERMS", "KCOVAR")
+"""Extensions behind KERNEL: the basis that was fitted, which of its images and spatial terms each free parameter is of
+(`parameter_numbers`), and the lower triangle of their covariance, row by row."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class MatchKernel:
     domain : Domain
         Maps pixel positions to [-1, 1].
     covariance : float64 (n, n) or None
-        Of the free parameters, in the order ``parameters`` names, by the noise of both images. Of free pixels that of
-        the posterior, the penalty on roughness a prior, with pixels and stamps taken for independent.
+        Of the free parameters, in the order ``parameters`` names, by the noise of both images; symmetric. Of free
+        pixels that of the posterior, the penalty on roughness a prior, with pixels and stamps taken for independent.
     parameters : tuple of str
         Names of the free parameters: ``b0p0`` ... then ``g0`` ...
     condition : float
@@ -67,6 +72,8 @@ class MatchKernel:
         To the pair it is used for; False when it was stored by an earlier run.
     choice : {"gaussian", "delta"}
         Kind of basis that was fitted.
+    fitted_basis : float64 (n_c, kh, kw) or None
+        The basis that ``parameters`` number, where that is not ``basis``: of a kernel from a file.
     """
 
     direction: str
@@ -87,13 +94,15 @@ class MatchKernel:
     corners: np.ndarray | None = None
     fitted: bool = True
     choice: str = "gaussian"
+    fitted_basis: np.ndarray | None = None
 
     @classmethod
     def load(cls, source: str | Path, checks: Checks | None = None) -> MatchKernel:
         """The kernel in a ``difference.fits``, or in a file of `save`.
 
-        What a difference needs comes back to the last bit: images, polynomials, background, direction, grid. The basis
-        is then the images themselves; covariance, stamps and figures of the fit stay behind.
+        What a difference needs comes back to the last bit: images, polynomials, background, direction, grid and
+        covariance. The basis is then the images themselves, ``fitted_basis`` that of the covariance; stamps and figures
+        of the fit stay behind. Files of earlier versions have no covariance.
 
         Parameters
         ----------
@@ -111,24 +120,37 @@ class MatchKernel:
 
         path, extension = split_extension(str(source))
         with open_file(path) as file:
-            hdu = file.find(extension or "KERNEL")
-            header, pixels, _ = file.read(hdu, checks=checks)
-            try:
-                return cls.from_hdu(pixels, header)
-            except InputError as e:
-                raise file.error(hdu, str(e)) from None
+            return cls.of_source(file, extension or "KERNEL", checks)
+
+    @classmethod
+    def of_source(cls, file: Source, extension: str | int, checks: Checks | None = None) -> MatchKernel:
+        """The kernel in an extension of an open file, with the covariance that is in others; see `load`."""
+        hdu = file.find(extension)
+        header, pixels, _ = file.read(hdu, checks=checks)
+        try:
+            kernel = cls.from_hdu(pixels, header)
+        except InputError as e:
+            raise file.error(hdu, str(e)) from None
+        own = {h.name: h for h in file.hdus if h.name in COVARIANCE}
+        if hdu.name != "KERNEL" or len(own) < len(COVARIANCE):
+            return kernel
+        planes = [file.read(own[name], checks=checks)[1] for name in COVARIANCE]
+        try:
+            return replace(kernel, **_covariance_of(kernel, *planes))
+        except InputError as e:
+            raise file.error(own[COVARIANCE[-1]], str(e)) from None
 
     def save(self, path: str | Path) -> None:
-        """Write the kernel alone, as the extension KERNEL of a FITS file; `load` reads it back.
+        """Write the kernel alone: the extension KERNEL of a FITS file, and its covariance behind; `load` reads it back.
 
         Raises
         ------
         InputError
             The folder is missing or cannot be written.
         """
-        from skydelta.io.fits.writer import kernel_hdu, write_hdus
+        from skydelta.io.fits.writer import kernel_hdus, write_hdus
 
-        write_hdus(path, [kernel_hdu(self)])
+        write_hdus(path, kernel_hdus(self))
 
     @classmethod
     def from_hdu(cls, pixels: np.ndarray, header: Mapping[str, Any]) -> MatchKernel:
@@ -178,6 +200,11 @@ class MatchKernel:
         return self.basis.shape[1], self.basis.shape[2]
 
     @property
+    def own_basis(self) -> np.ndarray:
+        """The basis that ``parameters`` number: float64 (n, kh, kw)."""
+        return self.basis if self.fitted_basis is None else self.fitted_basis
+
+    @property
     def images(self) -> np.ndarray:
         """K_p: float64 (n_p, kh, kw), the kernel image of each spatial term."""
         return np.tensordot(self.coefficients.T, self.basis, axes=(1, 0))
@@ -200,8 +227,8 @@ class MatchKernel:
         """Standard deviation of `sums` at one place, by the covariance of the fit; NaN without one."""
         if self.covariance is None:
             return float("nan")
-        sums, terms = self.basis.sum(axis=(1, 2)), self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))[:, 0]
-        row, b, p = _basis_parameters(self.parameters)
+        sums, terms = self.own_basis.sum(axis=(1, 2)), self.spatial_terms(np.atleast_1d(x), np.atleast_1d(y))[:, 0]
+        row, b, p = basis_parameters(self.parameters)
         weight = np.zeros(len(self.parameters))
         weight[row] = sums[b] * terms[p]
         return float(np.sqrt(weight @ self.covariance @ weight))
@@ -254,8 +281,30 @@ class MatchKernel:
 
 
 @lru_cache(8)
-def _basis_parameters(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def basis_parameters(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places of the free parameters that belong to the basis, and the basis image and spatial term of each."""
     of_basis = [(k, *name[1:].split("p")) for k, name in enumerate(names) if name[0] == "b"]
     row, basis, term = np.array(of_basis, int).reshape(-1, 3).T
     return row, basis, term
+
+
+def parameter_numbers(names: tuple[str, ...]) -> np.ndarray:
+    """Basis image and spatial term of each free parameter, -1 and the term of the background: int16 (n, 2)."""
+    pairs = [n[1:].split("p") if n[0] == "b" else (-1, n[1:].split("p")[0]) for n in names]
+    return np.array(pairs, np.int16).reshape(-1, 2)
+
+
+def _covariance_of(kernel: MatchKernel, basis: Array, numbers: Array, packed: Array) -> dict[str, Any]:
+    """Attributes of the kernel that extensions `COVARIANCE` hold."""
+    n = len(numbers)
+    if basis.ndim != 3 or basis.shape[1:] != kernel.shape or numbers.shape[1:] != (2,):
+        raise InputError(f"covariance of a basis {basis.shape} for a kernel of {kernel.shape} px")
+    if packed.shape != (n * (n + 1) // 2,) or not np.isfinite(packed).all():
+        raise InputError(f"{n} parameters need {n * (n + 1) // 2} finite numbers; there are {packed.shape}")
+    last = (len(basis), count_terms(kernel.order))
+    if (numbers[:, 0] >= last[0]).any() or (numbers[numbers[:, 0] >= 0, 1] >= last[1]).any():
+        raise InputError(f"parameters beyond {last[0]} kernels and {last[1]} terms")
+    covariance, (row, column) = np.empty((n, n)), np.tril_indices(n)
+    covariance[row, column] = covariance[column, row] = packed
+    names = tuple(f"b{b}p{p}" if b >= 0 else f"g{p}" for b, p in numbers.tolist())
+    return {"fitted_basis": np.ascontiguousarray(basis, float), "parameters": names, "covariance": covariance}

@@ -33,6 +33,7 @@ from skydelta.io.fits.reader import (
     split_section,
 )
 from skydelta.io.header import check_flux, unit_of, user_cards
+from skydelta.io.kernelerror import stored_error
 from skydelta.io.planes import MaskPlanes, decode_mask
 from skydelta.io.psf import Psf, psf_from_hdu, psf_from_stamp
 from skydelta.io.routes import summary
@@ -241,6 +242,9 @@ def _complete(
         draft.warnings.append(f"BUNIT = {odd_unit!r} is not understood; the image has no unit")
     wcs = _wcs(draft)
     attached = _psf(draft, psf, stack)
+    error = None
+    if draft.source is not None and draft.hdu is not None and role(draft.hdu) == "image":
+        error = stored_error(draft.source, draft.frame, draft.section, draft.place, draft.checks)
     for opened in draft.opened:
         opened.judge(draft.checks)
     counted = [s.counted for s in draft.opened if isinstance(s, FitsFile) and s.counted is not None]
@@ -264,6 +268,7 @@ def _complete(
         draft.corner,
         id=Path(draft.source.label).name if draft.source is not None else "",
         notes=draft.notes,
+        kernel_error=error,
     )
 
 

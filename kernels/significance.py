@@ -131,6 +131,17 @@ def _white(match: Array, fixed: Array | None, moved: Array | None, level_fixed: 
     return xp.sqrt(noise[:, :1, :1] / noise)
 
 
+def whitening(k: Kernels) -> Array:
+    """The filter that whitens each tile, float64 (n, 2 r + 1, 2 r + 1), r the half-size of the kernel: of its absolute
+    weight some 1e-4 lie beyond."""
+    backend = backend_of(k.level_fixed)
+    fft, size = backend.fft, k.small
+    match = fft.rfft2(embed(backend.asarray(k.match), size))
+    fixed, moved = (_power(backend, c, size) for c in (k.correlation_fixed, k.correlation_moved))
+    made = fft.irfft2(_white(match, fixed, moved, k.level_fixed, k.level_moved).astype(np.complex128), (size, size))
+    return cut(made, k.match.shape[-1] // 2)
+
+
 FILTERS = ("white2", "moved2", "exact_fixed", "exact_moved", "own", "own2", "match")
 """Kernels of each tile in real space: what smooth variances are convolved with to give those of the whitened pixels
 and of the filter output, the whitened PSF and its square, the matching kernel."""

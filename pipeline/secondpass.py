@@ -29,8 +29,8 @@ LIMIT = 5.0
 """The column ``flux_limit`` in errors of the flux."""
 
 COLUMNS = (
-    "object", "item", "mjd", "flux", "flux_err", "snr", "flux_limit", "detected", "flags", "ra", "dec", "x", "y",
-    "background", "chi2", "dof", "masked_fraction", "mag", "mag_err",
+    "object", "item", "mjd", "flux", "flux_err", "flux_err_kernel", "snr", "flux_limit", "detected", "flags", "ra",
+    "dec", "x", "y", "background", "chi2", "dof", "masked_fraction", "mag", "mag_err",
 )  # fmt: skip
 """Of the light curves, those that the second pass gives."""
 

@@ -23,6 +23,7 @@ from skydelta.kernels.cutouts import Windows
 from skydelta.kernels.fit import BACKGROUNDS, LobeFit, Status, spline_coefficients, subtract_lobes
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import sky_positions
+from skydelta.stages.fluxerror import kernel_flux_errors, with_kernel
 from skydelta.stages.lobes import (
     DIPOLE_FREE,
     EXCESS,
@@ -79,7 +80,7 @@ class Fit(Stage[FitConfig]):
     """
 
     name = "fit"
-    version = 5
+    version = 6
     inputs = {
         "image": Port(Exposure, "difference with white noise, its variance and PSF"),
         "catalog": Port(Catalog, "detections"),
@@ -111,6 +112,7 @@ class Fit(Stage[FitConfig]):
                 again = np.flatnonzero(changed)
                 rows = _replaced(rows, again, _fit(stamps, tried, again, light))
         _settle(stamps, sigma, rows, light)
+        _with_kernel(image, stamps, found, rows)
         out = _catalog(image, catalog, rows, self.config.background == "plane")
         dipole = rows["model"] == "dipole"
         ctx.metric("candidates", len(out))
@@ -351,6 +353,18 @@ def _settle(stamps: Source, sigma: float, rows: dict[str, np.ndarray], light: Li
             rows[name][at] = value
 
 
+def _with_kernel(image: Exposure, stamps: Source, found: Detections, rows: dict[str, np.ndarray]) -> None:
+    """Add the error of the matching kernel to that of the fluxes, as of a point source where each row is."""
+    every, parts = np.arange(len(rows["flux"])), []
+    fitted = np.stack([rows["x"], rows["y"]], axis=1)
+    at = np.where(np.isfinite(fitted), fitted, found.at)
+    for first, batch in _batches(every):
+        own, here = stamps(first, None), first + batch
+        parts.append(kernel_flux_errors(image, own, at[here] - own.middle[batch], rows["flux"][here]))
+    rows["flux_err_kernel"] = np.concatenate(parts) if parts else np.zeros(0)
+    rows["flux_err"] = with_kernel(rows["flux_err"], rows["flux_err_kernel"])
+
+
 def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray], plane: bool) -> Catalog:
     """The table with units; positions stay as detected where the fit gives none."""
     unit = image.unit or u.dimensionless_unscaled
@@ -361,7 +375,17 @@ def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray], pla
     flags = np.asarray(catalog["flags"]) | rows["flags"]
     moved = dict.fromkeys(("moment_x", "moment_y"), unit * u.pix)
     spread = dict.fromkeys(("moment_xx", "moment_xy", "moment_yy"), (unit * u.pix) ** 2)
-    fluxes = ("flux", "flux_err", *SLOPES, "background", "flux_pos", "flux_pos_err", "flux_neg", "flux_neg_err")
+    fluxes = (
+        "flux",
+        "flux_err",
+        "flux_err_kernel",
+        *SLOPES,
+        "background",
+        "flux_pos",
+        "flux_pos_err",
+        "flux_neg",
+        "flux_neg_err",
+    )
     pixels = ("x", "y", "x_err", "y_err", "x_pos", "y_pos", "x_neg", "y_neg", "separation", "separation_err")
     order = list(ORDER)
     if plane:
@@ -386,7 +410,7 @@ def _catalog(image: Exposure, catalog: Catalog, rows: dict[str, np.ndarray], pla
 
 
 ORDER = (
-    "x_err", "y_err", "background", "chi2", "dof", "bic", "n_eval", "status",
+    "x_err", "y_err", "flux_err_kernel", "background", "chi2", "dof", "bic", "n_eval", "status",
     "moment_x", "moment_y", "moment_xx", "moment_xy", "moment_yy",
     "flux_pos", "flux_pos_err", "x_pos", "y_pos", "flux_neg", "flux_neg_err", "x_neg", "y_neg",
     "separation", "separation_err", "angle", "angle_err", "sharpness",

@@ -52,7 +52,7 @@ class Load(Stage[LoadConfig]):
     """Image, variance, mask, WCS and PSF of a FITS file, on the device of the run."""
 
     name = "load"
-    version = 4
+    version = 5
     inputs = {"path": Port(str, "FILE or FILE[EXT]")}
     outputs = {"image": Port(Exposure, "what was read", replaces="path")}
     files = ("variance", "sigma", "weight", "mask", "psf")
@@ -120,7 +120,7 @@ class LoadKernel(Stage[LoadKernelConfig]):
     """A matching kernel of an earlier run, for `match` to use instead of a fit."""
 
     name = "load_kernel"
-    version = 1
+    version = 2
     inputs: ClassVar[Mapping[str, Port]] = {}
     outputs = {"kernel": Port(MatchKernel, "the stored kernel")}
     files = ("file",)

@@ -16,7 +16,8 @@ from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
 from skydelta.kernels.cutouts import cutouts
 from skydelta.stages.base import Context, Port, Stage, StageConfig
-from skydelta.stages.fit import SIDES
+from skydelta.stages.fit import BATCH, SIDES, Cutter, Detections
+from skydelta.stages.fluxerror import kernel_flux_errors, with_kernel
 from skydelta.stages.stampfit import fit
 
 EDGES = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 15.0, 25.0, 60.0)
@@ -64,7 +65,7 @@ class Recover(Stage[RecoverConfig]):
     """
 
     name = "recover"
-    version = 1
+    version = 2
     inputs = {
         "image": Port(Exposure, "whitened difference of the image with the sources"),
         "catalog": Port(Catalog, "what was found in it"),
@@ -116,7 +117,7 @@ def _middle(image: Exposure) -> tuple[float, float]:
 def forced_fluxes(image: Exposure, x: np.ndarray, y: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
     """Flux of a point source and its error at given places of an image of white noise: float64 (n,) each.
 
-    NaN where too few pixels are usable.
+    The error has the matching kernel's part where the image brings that. NaN where too few pixels are usable.
     """
     assert image.psf is not None
     if not len(x):
@@ -129,6 +130,14 @@ def forced_fluxes(image: Exposure, x: np.ndarray, y: np.ndarray, device: str) ->
     made = fit(data, psf=image.psf.render(x, y), variance=variance, start=start, forced=True, device=device)
     assert not isinstance(made, Catalog)
     flux, error = (np.asarray(made[n], float) for n in ("flux", "flux_err"))
+    cutter = Cutter(
+        image, Detections(np.stack([x, y], 1), np.full((len(x), 2, 2), np.nan), np.zeros(len(x))), 2 * half + 1
+    )
+    parts = []
+    for first in range(0, len(x), BATCH):
+        stamps = cutter(first, None)
+        parts.append(kernel_flux_errors(image, stamps, stamps.start, flux[first : first + BATCH]))
+    error = with_kernel(error, np.concatenate(parts))
     return flux, np.where(np.isfinite(flux), error, np.nan)
 
 

@@ -26,6 +26,7 @@ from skydelta.kernels.stars import smooth_masked
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.detect import LARGE, mask_flags, middle_of, own_score, sky_positions, subpixel
 from skydelta.stages.fit import BATCH, Cutter, Detections, Fit
+from skydelta.stages.fluxerror import kernel_flux_errors, with_kernel
 from skydelta.stages.lobes import Stamps, forced_fit, status_flags
 from skydelta.stages.measure import Measurer, isophotal
 
@@ -56,6 +57,9 @@ FITTED = (
     "flux", "flux_err", "x_err", "y_err", "background", "chi2", "dof", "sharpness",
 )  # fmt: skip
 """Columns that the fit of the PSF gives."""
+
+KERNEL = "flux_err_kernel"
+"""And this one, of a difference that brings the error of its kernel."""
 
 
 PLACES = (("x", "y"), ("ra", "dec"))
@@ -100,7 +104,7 @@ class Sources(Stage[SourcesConfig]):
     """
 
     name = "sources"
-    version = 7
+    version = 8
     inputs = {
         "image": Port(Exposure, "sky-subtracted image with its variance and PSF"),
         "positions": Port(Catalog, "where to measure instead: columns x and y, or ra and dec", optional=True),
@@ -161,7 +165,8 @@ class Sources(Stage[SourcesConfig]):
         # a fit that left its source is no measurement of it
         stays = np.hypot(fit["x"] - found.x, fit["y"] - found.y) < max(2.0, width)
         x, y = (np.where(stays, fit[a], getattr(found, a)) for a in "xy")
-        out = {name: np.where(stays, fit[name], np.nan) for name in FITTED}
+        known = () if image.kernel_error is None else (KERNEL,)
+        out = {name: np.where(stays, fit[name], np.nan) for name in (*FITTED, *known)}
         lost = np.where(stays, fit["flags"], flags | bits("NO_FIT"))
         measurer = Measurer(image, image.good(), found.segments)
         shape = found.shape
@@ -201,13 +206,16 @@ class Sources(Stage[SourcesConfig]):
             fit, free = forced_fit(stamps, stamps.start[:, None])
             usable = fit.usable & (fit.status == Status.CONVERGED)
             values = np.where(usable[:, None], fit.parameters, np.nan)
+            of_kernel = kernel_flux_errors(image, stamps, stamps.start, values[:, 0])
             parts.append({
-                "flux": values[:, 0], "flux_err": np.where(usable, fit.errors[:, 0], np.nan),
+                "flux": values[:, 0], KERNEL: of_kernel,
+                "flux_err": np.where(usable, with_kernel(fit.errors[:, 0], of_kernel), np.nan),
                 "background": values[:, 3], "chi2": np.where(usable, fit.chi2, np.nan),
                 "dof": np.maximum(counted - free, 0), "sharpness": fit.sharpness,
                 "flags": status_flags(fit.status) | np.where(usable, 0, bits("NO_FIT")),
             })  # fmt: skip
-        names = ("flux", "flux_err", "background", "chi2", "dof", "sharpness", "flags")
+        names = ["flux", "flux_err", "background", "chi2", "dof", "sharpness", "flags"]
+        names += [] if image.kernel_error is None else [KERNEL]
         out = {name: np.concatenate([p[name] for p in parts] or [np.zeros(0)]) for name in names}
         out["flags"] = out["flags"].astype(int) | np.where(inside, 0, bits("EDGE"))
         out["flags"] |= mask_flags(image, at[:, 0], at[:, 1], width)

@@ -13,7 +13,7 @@ from skydelta.errors import ConfigError, InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.fits.compressed import Compression
-from skydelta.io.fits.writer import exposure_hdus, kernel_hdu, table_hdu, write_hdus
+from skydelta.io.fits.writer import exposure_hdus, kernel_hdus, table_hdu, write_hdus
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.observation import observed
 from skydelta.io.sky import icrs_positions
@@ -56,15 +56,15 @@ class WriteConfig(Packing):
 class Write(Stage[WriteConfig]):
     """Difference, catalogue, candidate stamps and previews into the folder of the item.
 
-    ``difference.fits``: SCI, VAR, DQ, SNR, which ``compress`` packs, KERNEL, PSF. ``catalog.ecsv`` and
-    ``catalog.parquet``. ``stamps.fits``: cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for each row of the
-    catalogue, and table STAMPS with their ids and the WCS of each.
+    ``difference.fits``: SCI, VAR, DQ, SNR, which ``compress`` packs, KERNEL with its covariance, UNMATCHED, PSF.
+    ``catalog.ecsv`` and ``catalog.parquet``. ``stamps.fits``: cubes SCIENCE, TEMPLATE, DIFFERENCE with one stamp for
+    each row of the catalogue, and table STAMPS with their ids and the WCS of each.
     ``preview.fits``: block means for the report, and the stamps of the kernel fit. ``injections.ecsv``: fake sources
     and what became of them, where there were any; they are in no other file. Every file is whole or absent.
     """
 
     name = "write"
-    version = 3
+    version = 4
     inputs = {
         "difference": Port(Exposure, "the difference"),
         "score": Port(Exposure, "its signal-to-noise plane"),
@@ -113,8 +113,9 @@ class Write(Stage[WriteConfig]):
         for name, (card, words) in CARDS.items():
             if np.isfinite(value := depth.get(name, np.nan)):
                 planes[0].header[card] = (value, words)
-        before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
-        planes.insert(before, kernel_hdu(kernel))
+        if difference.kernel_error is None:
+            before = next((i for i, hdu in enumerate(planes) if hdu.name == "PSF"), len(planes))
+            planes[before:before] = kernel_hdus(kernel)
         write_hdus(out / "difference.fits", planes, self.config.compression)
         files = list(self.products())
         for name in files:
@@ -150,7 +151,7 @@ class WriteImage(Stage[WriteImageConfig]):
     """Any image of a workflow into the folder of the item: SCI, VAR, DQ, PSF."""
 
     name = "write_image"
-    version = 1
+    version = 2
     inputs = {"image": Port(Exposure, "what is written")}
     outputs = {"file": Port(list, "its path, in a list")}
 

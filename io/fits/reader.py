@@ -35,7 +35,10 @@ ROLES = {
     "weight": ("WHT", "WEIGHT", "IVAR", "INVVAR"),
     "mask": ("DQ", "MASK", "FLAGS", "BPM"),
     "psf": ("PSF", "PSFIMAGE"),
-    "other": ("SNR", "CON", "KERNEL", "AREA", "D2IMARR", "WCSDVARR", "WCSCORR"),
+    "other": (
+        *("SNR", "CON", "KERNEL", "KBASIS", "KTERMS", "KCOVAR", "UNMATCHED", "WHITENER", "AREA"),
+        *("D2IMARR", "WCSDVARR", "WCSCORR"),
+    ),
 }
 """What an HDU holds, by its name (EXTNAME, else EXTTYPE)."""
 

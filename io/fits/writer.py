@@ -20,7 +20,8 @@ from skydelta.io.fits.cards import CARD
 from skydelta.io.fits.compressed import Compression, compressed, takes
 from skydelta.io.fits.layout import BLOCK
 from skydelta.io.header import unit_text
-from skydelta.io.matchkernel import MatchKernel
+from skydelta.io.kernelerror import LIGHT, WHITENER
+from skydelta.io.matchkernel import COVARIANCE, MatchKernel, parameter_numbers
 from skydelta.io.psf import GridPsf, PixelPsf, Psf
 from skydelta.io.storage import write_bytes
 from skydelta.io.wcs import wcs_cards
@@ -33,6 +34,9 @@ CHECKED = "by skydelta"
 
 SIZES = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}
 """Bytes of a pixel that FITS stores, by kind of number."""
+
+COARSE = Compression("RICE_1", 4.0)
+"""How the light that a kernel acts on is written: it tells errors, for which a quarter of its noise is fine enough."""
 
 COMMENT, VALUE = 40, 30
 """Characters of a value and its comment that fit in any case; the column that a fixed-format value reaches."""
@@ -47,6 +51,8 @@ class Image:
         Of the image without compression; cards may be added.
     pixels : array (H, W)
         Integers or floats, on any device.
+    own : Compression or None
+        Of this one, whatever that of the file is.
 
     Raises
     ------
@@ -54,13 +60,15 @@ class Image:
         FITS has no such type of pixels.
     """
 
-    def __init__(self, name: str, pixels: Array, cards: fits.Header | None = None) -> None:
+    def __init__(
+        self, name: str, pixels: Array, cards: fits.Header | None = None, own: Compression | None = None
+    ) -> None:
         if pixels.dtype.itemsize not in SIZES.get(pixels.dtype.kind, ()):
             raise InputError(f"{name}: pixels of {pixels.dtype} cannot be written to FITS")
         # astropy makes the structural cards, from an array that takes no memory
         self._cards = fits.ImageHDU(np.broadcast_to(np.zeros((), pixels.dtype), pixels.shape), cards, name=name)
         self.header: fits.Header = self._cards.header
-        self.pixels = pixels
+        self.pixels, self.own = pixels, own
 
     @property
     def name(self) -> str:
@@ -69,6 +77,7 @@ class Image:
     def encode(self, compression: Compression | None) -> list[Any]:
         """The bytes of the HDU in parts, checksums in its header."""
         self._cards.verify("exception")
+        compression = self.own or compression
         # FITS stores unsigned integers of 16 bits or more, and signed ones of 8, by an offset of half their range
         unsigned = (self.pixels.dtype.kind, self.pixels.dtype.itemsize > 1) in (("u", True), ("i", False))
         if compression is None or not takes(self.pixels):
@@ -215,8 +224,9 @@ def _check_effect(compression: Compression, types: list[np.dtype]) -> None:
 def exposure_hdus(exposure: Exposure, further: Mapping[str, Array] | None = None) -> list[Any]:
     """SCI, VAR (``UTYPE`` VarianceUncertainty), DQ (``MP_*`` cards name the bits) and PSF of an exposure.
 
-    Planes without a unit that are ``further`` given by name come after DQ. The lookup tables of a distortion, if the
-    WCS has any, follow as D2IMARR and WCSDVARR.
+    Planes without a unit that are ``further`` given by name come after DQ. A difference that brings the error of its
+    kernel has the kernel with its covariance before PSF, and UNMATCHED, the image that was convolved, in steps of a
+    quarter of its noise. The lookup tables of a distortion, if the WCS has any, follow as D2IMARR and WCSDVARR.
 
     Raises
     ------
@@ -239,6 +249,12 @@ def exposure_hdus(exposure: Exposure, further: Mapping[str, Array] | None = None
             hdu.header[key if len(key) <= 8 else f"HIERARCH {key}"] = (bit, "bit")
         out.append(hdu)
     out += [image_hdu(n, plane, wcs, u.dimensionless_unscaled) for n, plane in (further or {}).items()]
+    if exposure.kernel_error is not None:
+        error = exposure.kernel_error
+        out += kernel_hdus(error.kernel)
+        out.append(Image(LIGHT, error.light, own=COARSE))
+        if error.whitening is not None:
+            out.append(psf_hdu(error.whitening, WHITENER))
     if exposure.psf is not None:
         out.append(psf_hdu(exposure.psf))
     return out + tables
@@ -266,7 +282,7 @@ def psf_hdu(psf: Psf, name: str = "PSF") -> fits.ImageHDU:
         _domain_cards(hdu.header, psf)
         return hdu
     if isinstance(psf, GridPsf):
-        hdu = fits.ImageHDU(psf.stamps.astype(np.float64), name=name)
+        hdu = fits.ImageHDU(to_host(psf.stamps).astype(np.float64), name=name)
         hdu.header["PSFKIND"] = ("grid", "stamps on a grid, bilinear in between")
         for axis, nodes in (("X", psf.x), ("Y", psf.y)):
             for i, value in enumerate(nodes):
@@ -313,6 +329,15 @@ def kernel_hdu(kernel: MatchKernel) -> fits.ImageHDU:
         h[f"SKYRA{i}"], h[f"SKYDE{i}"] = (ra, "ICRS of a corner of the field, deg"), (dec, "lower, then upper; deg")
     _domain_cards(h, kernel)
     return hdu
+
+
+def kernel_hdus(kernel: MatchKernel) -> list[fits.ImageHDU]:
+    """The matching kernel (`kernel_hdu`) and, where it has one, its covariance: KBASIS, KTERMS and KCOVAR."""
+    if kernel.covariance is None:
+        return [kernel_hdu(kernel)]
+    packed = kernel.covariance[np.tril_indices(len(kernel.covariance))]
+    planes = (kernel.own_basis.astype(np.float64), parameter_numbers(kernel.parameters), packed)
+    return [kernel_hdu(kernel), *(fits.ImageHDU(a, name=n) for n, a in zip(COVARIANCE, planes, strict=True))]
 
 
 def table_hdu(table: Table, name: str) -> fits.BinTableHDU:

@@ -195,6 +195,7 @@ class Align(Stage[AlignConfig]):
             origin=onto.origin,
             header=header,
             notes={**image.notes, "align": method},
+            kernel_error=None,  # known on the grid of the difference alone
         )
         return aligned, new.weight
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import Field
 from skydelta.errors import InputError
 from skydelta.io.convolved import LEAK, LOST_WEIGHT, convolve
 from skydelta.io.exposure import Exposure
+from skydelta.io.kernelerror import KernelError
 from skydelta.io.matchkernel import MatchKernel
 from skydelta.io.pairnoise import PairNoise
 from skydelta.io.planes import INVALID, MaskPlanes
@@ -78,7 +80,7 @@ class Difference(Stage[DifferenceConfig]):
     """
 
     name = "difference"
-    version = 4
+    version = 5
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance and PSF"),
         "reference": Port(Exposure, "aligned, sky-subtracted reference with variance and PSF"),
@@ -136,7 +138,7 @@ class Difference(Stage[DifferenceConfig]):
         image, variance, good = made["difference"], made["variance"], made["usable"]
         mask, planes = self._mask(science, reference, forward, made["reached"], good, kernel)
         assert fixed.psf is not None
-        white, white_variance, snr, white_psf = score(
+        white, white_variance, snr, white_psf, filters = score(
             Planes(image, fixed.variance, moved.variance, good, good_fixed, good_moved, scale**2),
             kernel,
             fixed.psf,
@@ -146,8 +148,16 @@ class Difference(Stage[DifferenceConfig]):
 
         std = self._report(ctx, image, variance, snr, good, both, rho_fixed, rho_moved, forward)
         common = {"mask": mask, "planes": planes}
-        difference = science.with_(image=image, variance=variance, psf=fixed.psf, **common)
-        whitened = science.with_(image=white, variance=white_variance, psf=white_psf, **common)
+        error = None if kernel.covariance is None else KernelError(kernel, convolved.filled)
+        ctx.metric("kernel_error_known", error is not None)
+        if error is None:
+            ctx.flag(
+                "kernel_error_unknown",
+                "the kernel has no covariance (a file of an earlier version): errors of fluxes are without its own",
+            )
+        difference = science.with_(image=image, variance=variance, psf=fixed.psf, kernel_error=error, **common)
+        error = None if error is None else replace(error, whitening=filters)
+        whitened = science.with_(image=white, variance=white_variance, psf=white_psf, kernel_error=error, **common)
         noted = {**science.notes, "snr_std": std}
         score_plane = science.with_(
             image=snr, variance=None, psf=None, unit=u.dimensionless_unscaled, notes=noted, **common
@@ -169,11 +179,12 @@ class Difference(Stage[DifferenceConfig]):
             science, reference, kernel, rho, self.config.lost_weight, self.config.leak, error
         )  # fmt: skip
         ctx.metric("method", "zogy")
+        ctx.metric("kernel_error_known", False)
         ctx.metric("registration_error_px", error)
         mask, planes = self._proper_mask(science, reference, made)
         both = science.good() & reference.good()
         std = self._report(ctx, made.image, made.variance, made.score, made.usable, both, rho[0], rho[1], True)
-        common = {"mask": mask, "planes": planes}
+        common = {"mask": mask, "planes": planes, "kernel_error": None}
         difference = science.with_(image=made.image, variance=made.variance, psf=made.psf, **common)
         noted = {**science.notes, "snr_std": std}
         score_plane = science.with_(

@@ -11,7 +11,7 @@ from skydelta.io.psf import GridPsf, Psf, fwhm, on_device
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.core.tiles import TileGrid
-from skydelta.kernels.significance import Kernels, Planes, score_image
+from skydelta.kernels.significance import Kernels, Planes, score_image, whitening
 
 TILE = 256
 """Largest side of a tile: one kernel, PSF and sky level each, px."""
@@ -35,8 +35,9 @@ def score(
     correlation_fixed: np.ndarray | None,
     correlation_moved: np.ndarray | None,
     devices: DeviceSet | None = None,
-) -> tuple[Array, Array, Array, GridPsf]:
-    """Whitened difference, its variance and S/N (float32 (H, W), NaN where unusable), and the whitened PSF.
+) -> tuple[Array, Array, Array, GridPsf, GridPsf]:
+    """Whitened difference, its variance and S/N (float32 (H, W), NaN where unusable), the whitened PSF, and the filter
+    that whitens each tile, on the device.
 
     Parameters
     ----------
@@ -62,11 +63,12 @@ def score(
     psfs = psfs[:, beyond : psfs.shape[1] - beyond, beyond : psfs.shape[2] - beyond]
     around = kernels.shape[-1] // 2 + 2 * reach
     fixed, moved = sky_levels(planes, grid, around)
-    made, own = score_image(
-        planes, Kernels(kernels, psfs, fixed, moved, correlation_fixed, correlation_moved, reach), grid, devices
-    )
-    nx = grid.counts[1]
-    return made[0], made[1], made[2], GridPsf(own, x[:nx], y[::nx])
+    tiles = Kernels(kernels, psfs, fixed, moved, correlation_fixed, correlation_moved, reach)
+    made, own = score_image(planes, tiles, grid, devices)
+    filters = whitening(tiles)
+    nodes = x[: grid.counts[1]], y[:: grid.counts[1]]
+    filters = filters.reshape(*grid.counts, *filters.shape[1:])
+    return made[0], made[1], made[2], GridPsf(own, *nodes), GridPsf(filters, *nodes)
 
 
 def sky_levels(planes: Planes, grid: TileGrid, around: int) -> Array:

@@ -110,7 +110,7 @@ class Match(Stage[MatchConfig]):
     """
 
     name = "match"
-    version = 11
+    version = 12
     inputs = {
         "science": Port(Exposure, "sky-subtracted science image with variance"),
         "reference": Port(Exposure, "reference on the same grid, sky-subtracted"),
@@ -301,12 +301,14 @@ class Match(Stage[MatchConfig]):
             choice = choose(self.config.basis, solved, delta, weight, chosen.held_out)
             solved = delta if choice.basis == "delta" else solved
         kernel, left, result = solved.kernel, solved.left, solved.result
+        # of free pixels the posterior's: the penalty is a prior
+        covariance = to_host(
+            result.solution.covariance if choice.basis == "delta" else fit_covariance(problem, basis, solved)
+        )
         kernel = replace(
             kernel,
-            # of free pixels the posterior's: the penalty is a prior
-            covariance=to_host(
-                result.solution.covariance if choice.basis == "delta" else fit_covariance(problem, basis, solved)
-            ),
+            # a file holds one triangle: rounding leaves another in the other
+            covariance=(covariance + covariance.T) / 2,
             condition=result.solution.condition,
             parameters=names(result.system.layout, len(kernel.basis)),
             choice=choice.basis,

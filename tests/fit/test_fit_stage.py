@@ -18,10 +18,10 @@ from skydelta.stages.detect import Detect
 from skydelta.stages.fit import BATCH, Fit, flux_limit
 
 COLUMNS = [
-    "id", "x", "y", "ra", "dec", "flux", "flux_err", "snr", "model", "flags", "x_err", "y_err", "background",
-    "chi2", "dof", "bic", "n_eval", "status", "moment_x", "moment_y", "moment_xx", "moment_xy", "moment_yy",
-    "flux_pos", "flux_pos_err", "x_pos", "y_pos", "flux_neg", "flux_neg_err", "x_neg", "y_neg", "separation",
-    "separation_err", "angle", "angle_err", "sharpness",
+    "id", "x", "y", "ra", "dec", "flux", "flux_err", "snr", "model", "flags", "x_err", "y_err",
+    "flux_err_kernel", "background", "chi2", "dof", "bic", "n_eval", "status", "moment_x", "moment_y", "moment_xx",
+    "moment_xy", "moment_yy", "flux_pos", "flux_pos_err", "x_pos", "y_pos", "flux_neg", "flux_neg_err",
+    "x_neg", "y_neg", "separation", "separation_err", "angle", "angle_err", "sharpness",
 ]  # fmt: skip
 
 

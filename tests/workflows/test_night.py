@@ -43,6 +43,9 @@ def test_fluxes_of_every_visit(night, figure):
         np.testing.assert_allclose(rows["mjd"].value, 60700 + 0.1 * np.arange(3))
         assert list(np.asarray(rows["detected"])) == list(CURVES[n] > 0)
         np.testing.assert_allclose(rows["flux_limit"].value, 5 * rows["flux_err"].value)
+        # the error of the kernel went with the whitened difference into its file, and came back
+        part = rows["flux_err_kernel"].value / rows["flux_err"].value
+        assert ((part > 0) & (part < 0.5)).all()
         pulls += list((rows["flux"].value - fluxes[n]) / rows["flux_err"].value)
     # 9 pulls of a standard normal: rms within these with a probability of 0.995
     figure("difference-night: rms pull of the light curves", float(np.sqrt(np.mean(np.square(pulls)))), (0.4, 1.7))
