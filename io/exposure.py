@@ -146,7 +146,8 @@ class Exposure:
 
     @property
     def nbytes(self) -> int:
-        return sum(p.nbytes for p in (self.image, self.variance, self.mask) if p is not None)
+        light = None if self.kernel_error is None else self.kernel_error.light
+        return sum(p.nbytes for p in (self.image, self.variance, self.mask, light) if p is not None)
 
     def with_(self, **changes: Any) -> Exposure:
         """A copy with these attributes replaced; planes are shared, not copied."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from skydelta.io.fits.pixels import Section
     from skydelta.io.fits.reader import Source
 
-TOGETHER = 256
-"""Sources looked at together: bounds the memory, 0.1 GB; no result depends on it."""
+TOGETHER = {"cpu": 256, "cuda": 2048}
+"""Sources looked at together: 0.2 MB each bounds the memory; no result depends on it."""
 
 LIGHT, WHITENER = "UNMATCHED", "WHITENER"
 """Extensions with `KernelError.light` and `KernelError.whitening`."""
@@ -54,6 +54,15 @@ class KernelError:
         """The same with its planes on another backend."""
         filters = None if self.whitening is None else on_device(self.whitening, backend)
         return replace(self, light=backend.asarray(self.light), whitening=filters)  # type: ignore[arg-type]
+
+    def copy(self) -> KernelError:
+        """The same in memory of its own."""
+        grid = self.whitening
+        return replace(
+            self,
+            light=self.light.copy(),
+            whitening=None if grid is None else replace(grid, stamps=grid.stamps.copy()),
+        )
 
     def section(self, box: Box) -> KernelError:
         """That of the part of the difference inside ``box``."""
@@ -96,28 +105,34 @@ class KernelError:
         basis = kernel.own_basis
         row, b, p = basis_parameters(kernel.parameters)
         assert kernel.covariance is not None
-        covariance = backend.asarray(np.ascontiguousarray(kernel.covariance[row[:, None], row], float))
+        own = kernel.covariance
+        # those of the background come last: a part of the array, which is not sought out one by one
+        ordered = bool((row == np.arange(len(row))).all())
+        own = own[: len(row), : len(row)] if ordered else own[np.ix_(row, row)]
+        covariance = backend.asarray(np.ascontiguousarray(own, float))
         images = backend.asarray(basis.reshape(len(basis), -1).T)
-        terms_at = kernel.spatial_terms(x, y)[p].T
-        held = np.zeros((len(x), len(row)))
-        scale = 1.0
+        b_at, p_at = backend.asarray(b), backend.asarray(p)
+        local = backend.asarray(np.ascontiguousarray(kernel.spatial_terms(x, y).T))
+        scale, sums, fluxes = 1.0, None, None
         if kernel.direction == "science":
             # the difference was divided by the kernel's sum in the middle of the field, which has an error too
             centre = kernel.domain.centre
             scale = float(kernel.sums(*centre)[0])
-            sums = basis.sum(axis=(1, 2))[b] * kernel.spatial_terms(*(np.atleast_1d(c) for c in centre))[p, 0]
-            held = np.nan_to_num(flux)[:, None] * sums
+            middle_terms = kernel.spatial_terms(*(np.atleast_1d(c) for c in centre))[:, 0]
+            sums = backend.asarray(basis.sum(axis=(1, 2))[b] * middle_terms[p])
+            fluxes = backend.asarray(np.nan_to_num(flux))
         half, out = kernel.shape[0] // 2, []
-        shape = self.light.shape[0], self.light.shape[1]
-        for first in range(0, len(x), TOGETHER):
-            part = slice(first, first + TOGETHER)
+        shape, step = (self.light.shape[0], self.light.shape[1]), TOGETHER[backend.kind]
+        for first in range(0, len(x), step):
+            part = slice(first, first + step)
             filters = self._filters(x[part], y[part])
             reach = 0 if filters is None else filters.shape[1] // 2
             windows = Windows(shape, middle[part, 0], middle[part, 1], psf.shape[1] // 2 + half + reach, backend)
             weights = flux_weights(psf[part], weight[part], terms)
             grown = kernel_response(weights, windows.cut(self.light), half, filters)
-            response = (grown.reshape(len(grown), -1) @ images).take(backend.asarray(b), axis=1)
-            h = (response * backend.asarray(terms_at[part]) - backend.asarray(held[part])) / scale
+            h = (grown.reshape(len(grown), -1) @ images).take(b_at, axis=1) * local[part].take(p_at, axis=1)
+            if sums is not None and fluxes is not None:
+                h = (h - fluxes[part, None] * sums) / scale
             out.append(((h @ covariance) * h).sum(axis=1))
         variance = to_host(backend.xp.concatenate(out)) if out else np.zeros(0)
         return np.sqrt(np.maximum(variance, 0))

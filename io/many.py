@@ -149,7 +149,8 @@ def _taken_over(exposure: Exposure, backend: Backend) -> Exposure:
     if not backend.is_gpu:
         return exposure
     with active(backend):
-        planes = {n: p.copy() for n in ("image", "variance", "mask") if (p := getattr(exposure, n)) is not None}
+        names = ("image", "variance", "mask", "kernel_error")
+        planes = {n: p.copy() for n in names if (p := getattr(exposure, n)) is not None}
         cupy().cuda.get_current_stream().synchronize()
     return exposure.with_(**planes)
 
