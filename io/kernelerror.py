@@ -64,13 +64,15 @@ class KernelError:
             whitening=None if grid is None else replace(grid, stamps=grid.stamps.copy()),
         )
 
+    def moved(self, y0: int, x0: int, light: Array) -> KernelError:
+        """That of a part of the difference whose pixel (0, 0) is pixel (y0, x0) of this one's, with its light."""
+        y, x = self.kernel.domain.origin
+        kernel = replace(self.kernel, domain=replace(self.kernel.domain, origin=(y + y0, x + x0)))
+        return KernelError(kernel, light, None if self.whitening is None else self.whitening.moved(y0, x0))
+
     def section(self, box: Box) -> KernelError:
         """That of the part of the difference inside ``box``."""
-        domain = self.kernel.domain
-        y, x = domain.origin
-        moved = replace(domain, origin=(y + box.y0, x + box.x0))
-        filters = None if self.whitening is None else self.whitening.moved(box.y0, box.x0)
-        return replace(self, kernel=replace(self.kernel, domain=moved), light=self.light[box.slices], whitening=filters)
+        return self.moved(box.y0, box.x0, self.light[box.slices])
 
     def flux_errors(
         self,
@@ -186,10 +188,5 @@ def stored_error(
     found = KernelError(kernel, light, filters)
     if section is not None:
         y0, x0 = (s.start or 0 for s in section)
-        domain = replace(kernel.domain, origin=(kernel.domain.origin[0] + y0, kernel.domain.origin[1] + x0))
-        found = replace(
-            found,
-            kernel=replace(kernel, domain=domain),
-            whitening=None if filters is None else filters.moved(y0, x0),
-        )
+        found = found.moved(y0, x0, light)
     return found.to(place)

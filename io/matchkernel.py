@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skydelta.io.fits.checksum import Checks
     from skydelta.io.fits.reader import Source
 
-COVARIANCE = ("KBASIS", "KTERMS", "KCOVAR")
+COVARIANCE = ("KIMAGES", "KTERMS", "KCOVAR")
 """Extensions behind KERNEL: the basis that was fitted, which of its images and spatial terms each free parameter is of
 (`parameter_numbers`), and the lower triangle of their covariance, row by row."""
 

@@ -131,24 +131,14 @@ def _white(match: Array, fixed: Array | None, moved: Array | None, level_fixed: 
     return xp.sqrt(noise[:, :1, :1] / noise)
 
 
-def whitening(k: Kernels) -> Array:
-    """The filter that whitens each tile, float64 (n, 2 r + 1, 2 r + 1), r the half-size of the kernel: of its absolute
-    weight some 1e-4 lie beyond."""
-    backend = backend_of(k.level_fixed)
-    fft, size = backend.fft, k.small
-    match = fft.rfft2(embed(backend.asarray(k.match), size))
-    fixed, moved = (_power(backend, c, size) for c in (k.correlation_fixed, k.correlation_moved))
-    made = fft.irfft2(_white(match, fixed, moved, k.level_fixed, k.level_moved).astype(np.complex128), (size, size))
-    return cut(made, k.match.shape[-1] // 2)
-
-
 FILTERS = ("white2", "moved2", "exact_fixed", "exact_moved", "own", "own2", "match")
 """Kernels of each tile in real space: what smooth variances are convolved with to give those of the whitened pixels
 and of the filter output, the whitened PSF and its square, the matching kernel."""
 
 
-def _filters(backend: Backend, k: Kernels) -> tuple[Array, Array]:
-    """`FILTERS` of a batch of tiles, float32 (7, n, small, small) wrapped around (0, 0), and the whitened PSF stamps.
+def _filters(backend: Backend, k: Kernels) -> tuple[Array, Array, Array]:
+    """`FILTERS` of a batch of tiles, float32 (7, n, small, small) wrapped around (0, 0), the whitened PSF stamps, and
+    the filter that whitens, as large as the matching kernel: of its absolute weight some 1e-4 lie beyond.
 
     Made in float64; no image is touched.
     """
@@ -178,7 +168,8 @@ def _filters(backend: Backend, k: Kernels) -> tuple[Array, Array]:
         single * single,
         wrapped,
     )
-    return backend.xp.stack([a.astype(np.float32) for a in made]), own
+    whitening = cut(back(white.astype(np.complex128)), k.match.shape[-1] // 2)
+    return backend.xp.stack([a.astype(np.float32) for a in made]), own, whitening
 
 
 def _enlarge(wrapped: Array, size: int) -> Array:
@@ -197,7 +188,7 @@ def _enlarge(wrapped: Array, size: int) -> Array:
 
 def score_image(
     planes: Planes, kernels: Kernels, grid: TileGrid, devices: DeviceSet | None = None
-) -> tuple[Array, Array]:
+) -> tuple[Array, np.ndarray, Array]:
     """Whiten a difference at the sky level of each tile and filter it with the tile's own PSF.
 
     The whitening filter is W^2 = N(0) / N, N = s_f^2 p_f + s_m^2 p_m |K|^2 (Reiss & Lupton, DMTN-021), unchanged
@@ -221,13 +212,15 @@ def score_image(
         Whitened difference, its variance and S/N; NaN where not usable.
     psf : float64 (ny, nx, 2 reach + 1, 2 reach + 1)
         Whitened PSF of each tile, on the host.
+    whitening : float64 (ny, nx, kh, kw)
+        The filter that whitens each tile, W, as large as the matching kernel; where the image is.
     """
     backend = backend_of(planes.difference)
     xp, batch = backend.xp, PREPARED[backend.kind]
     made = [_filters(backend, kernels.part(slice(i, i + batch))) for i in range(0, len(grid), batch)]
-    filters = xp.concatenate([f for f, _ in made], axis=1) if len(made) > 1 else made[0][0]
+    filters = xp.concatenate([f for f, _, _ in made], axis=1) if len(made) > 1 else made[0][0]
     filters = filters.reshape(len(FILTERS), *grid.counts, *filters.shape[-2:])
-    own = xp.concatenate([o for _, o in made])
+    own, whitening = (xp.concatenate([m[k] for m in made]) for k in (1, 2))
     levels = xp.stack([kernels.level_fixed, kernels.level_moved])
     # whitened sky has the level N(0); rounding beside very bright stars must not fall through it
     floor = FLOOR * (levels[0] + levels[1] * backend.asarray(kernels.match.sum(axis=(1, 2))) ** 2)
@@ -256,7 +249,11 @@ def score_image(
         )
 
     out = map_tiles(scored, planes.arrays, blocks, devices or DeviceSet.of(backend), planes=(3,))
-    return out, to_host(own).reshape(*grid.counts, *own.shape[1:])
+    return (
+        out,
+        to_host(own).reshape(*grid.counts, *own.shape[1:]),
+        whitening.reshape(*grid.counts, *whitening.shape[1:]),
+    )
 
 
 def fft_length(backend: Backend, least: int) -> int:

@@ -36,7 +36,7 @@ ROLES = {
     "mask": ("DQ", "MASK", "FLAGS", "BPM"),
     "psf": ("PSF", "PSFIMAGE"),
     "other": (
-        *("SNR", "CON", "KERNEL", "KBASIS", "KTERMS", "KCOVAR", "UNMATCHED", "WHITENER", "AREA"),
+        *("SNR", "CON", "KERNEL", "KIMAGES", "KTERMS", "KCOVAR", "UNMATCHED", "WHITENER", "AREA"),
         *("D2IMARR", "WCSDVARR", "WCSCORR"),
     ),
 }

@@ -332,7 +332,7 @@ def kernel_hdu(kernel: MatchKernel) -> fits.ImageHDU:
 
 
 def kernel_hdus(kernel: MatchKernel) -> list[fits.ImageHDU]:
-    """The matching kernel (`kernel_hdu`) and, where it has one, its covariance: KBASIS, KTERMS and KCOVAR."""
+    """The matching kernel (`kernel_hdu`) and, where it has one, its covariance: KIMAGES, KTERMS and KCOVAR."""
     if kernel.covariance is None:
         return [kernel_hdu(kernel)]
     packed = kernel.covariance[np.tril_indices(len(kernel.covariance))]

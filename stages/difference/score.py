@@ -11,7 +11,7 @@ from skydelta.io.psf import GridPsf, Psf, fwhm, on_device
 from skydelta.kernels.backend import Array, backend_of
 from skydelta.kernels.core.devices import DeviceSet
 from skydelta.kernels.core.tiles import TileGrid
-from skydelta.kernels.significance import Kernels, Planes, score_image, whitening
+from skydelta.kernels.significance import Kernels, Planes, score_image
 
 TILE = 256
 """Largest side of a tile: one kernel, PSF and sky level each, px."""
@@ -64,10 +64,8 @@ def score(
     around = kernels.shape[-1] // 2 + 2 * reach
     fixed, moved = sky_levels(planes, grid, around)
     tiles = Kernels(kernels, psfs, fixed, moved, correlation_fixed, correlation_moved, reach)
-    made, own = score_image(planes, tiles, grid, devices)
-    filters = whitening(tiles)
+    made, own, filters = score_image(planes, tiles, grid, devices)
     nodes = x[: grid.counts[1]], y[:: grid.counts[1]]
-    filters = filters.reshape(*grid.counts, *filters.shape[1:])
     return made[0], made[1], made[2], GridPsf(own, *nodes), GridPsf(filters, *nodes)
 
 

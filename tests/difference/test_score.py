@@ -31,7 +31,7 @@ def inputs(rng, level_moved):
 
 def test_white_noise_needs_no_whitening_and_gives_the_matched_filter(rng):
     planes, kernels, grid = inputs(rng, 0)
-    (whitened, variance, snr), own = score_image(planes, kernels, grid)
+    (whitened, variance, snr), own, _ = score_image(planes, kernels, grid)
     psf, good, data = kernels.psf[0], planes.usable, np.where(planes.usable, planes.difference, 0)
     assert np.isnan(snr[~good]).all()
     np.testing.assert_allclose(own, np.broadcast_to(psf, own.shape), atol=1e-12)
@@ -47,8 +47,8 @@ def test_white_noise_needs_no_whitening_and_gives_the_matched_filter(rng):
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_same_bytes_with_any_number_of_devices(rng, count):
     arguments = inputs(rng, 3)
-    one, _ = score_image(*arguments)
-    many, _ = score_image(*arguments, DeviceSet.of(CPU, count))
+    one, *_ = score_image(*arguments)
+    many, *_ = score_image(*arguments, DeviceSet.of(CPU, count))
     assert one.tobytes() == many.tobytes()
     assert np.isnan(one[:, ~arguments[0].usable]).all()
     assert np.isfinite(one[:, arguments[0].usable]).all()
@@ -56,7 +56,7 @@ def test_the_same_bytes_with_any_number_of_devices(rng, count):
 
 def test_the_same_bytes_without_memory_for_more_than_one_tile_at_a_time(rng, monkeypatch):
     arguments = inputs(rng, 3)
-    one, _ = score_image(*arguments)
+    one, *_ = score_image(*arguments)
     whole = significance._score_stack
     tiles = []
 
@@ -69,7 +69,7 @@ def test_the_same_bytes_without_memory_for_more_than_one_tile_at_a_time(rng, mon
     monkeypatch.setattr(significance, "_score_stack", little)
     monkeypatch.setitem(significance.TOGETHER, "cpu", (3, 3))
     with counted_splits() as splits:
-        split, _ = score_image(*arguments)
+        split, *_ = score_image(*arguments)
     assert splits.count == sum(n > 1 for n in tiles) > 0
     assert split.tobytes() == one.tobytes()
 
@@ -77,9 +77,10 @@ def test_the_same_bytes_without_memory_for_more_than_one_tile_at_a_time(rng, mon
 @pytest.mark.parametrize("together", [(1, 1), (3, 4), (9, 9)])
 def test_the_same_bytes_whatever_is_transformed_together(rng, monkeypatch, together):
     arguments = inputs(rng, 3)
-    one, own = score_image(*arguments)
+    one, own, white = score_image(*arguments)
     monkeypatch.setitem(significance.TOGETHER, "cpu", together)
     monkeypatch.setitem(significance.PREPARED, "cpu", 5)
-    many, same = score_image(*arguments)
+    many, same, alike = score_image(*arguments)
     assert one.tobytes() == many.tobytes()
     assert own.tobytes() == same.tobytes()
+    assert white.tobytes() == alike.tobytes()

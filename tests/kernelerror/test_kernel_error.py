@@ -261,7 +261,7 @@ def test_a_kernel_without_covariance_is_said(one, tmp_path):
         ("KCOVAR", lambda a: a[:-1], r"KCOVAR.*finite numbers"),
         ("KCOVAR", lambda a: a * np.nan, r"KCOVAR.*finite numbers"),
         ("KTERMS", lambda a: a + np.int16(100), r"parameters beyond"),
-        ("KBASIS", lambda a: a[:, 1:-1], r"covariance of a basis"),
+        ("KIMAGES", lambda a: a[:, 1:-1], r"covariance of a basis"),
     ],
 )
 def test_damaged_covariances_are_refused(one, tmp_path, name, change, message):
