@@ -40,7 +40,7 @@ def field(seed, size, count, hosts):
     made = Inject(count=count, hosts=hosts).execute(Context(CPU, id=str(seed)), drawn)
     again = difference({**pair, "science": made["injected"]})
     x, y, true = (np.asarray(made["sources"][n].value, float) for n in ("x", "y", "flux"))
-    flux, error = forced_fluxes(again["whitened"], x, y, "cpu")
+    flux, error = forced_fluxes(again["whitened"], x, y)
     rows = np.stack([(flux - true) / error, true / error, flux / true, np.asarray(made["sources"]["host"], float)], 1)
     return rows[np.isfinite(rows).all(axis=1)]
 

@@ -59,7 +59,7 @@ def quality(scene, made, metrics):
     catalog = Detect().execute(Context(CPU), {"image": made["difference"], "score": made["score"]})["catalog"]
     distance = np.hypot(x[:, None] - catalog["x"].value, y[:, None] - catalog["y"].value)
     counted = usable & (np.asarray(truth["snr"]) >= 5)
-    got, _ = forced_fluxes(made["whitened"], x, y, "cpu")
+    got, _ = forced_fluxes(made["whitened"], x, y)
     clear = usable & (np.asarray(truth["snr"]) >= 10) & np.isfinite(got)
     weight = np.asarray(truth["snr"])[clear] ** 2
     return {

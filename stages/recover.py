@@ -14,11 +14,11 @@ from skydelta.errors import InputError
 from skydelta.io.catalog import Catalog
 from skydelta.io.exposure import Exposure
 from skydelta.io.psf import fwhm
-from skydelta.kernels.cutouts import cutouts
+from skydelta.kernels.fit import Status
 from skydelta.stages.base import Context, Port, Stage, StageConfig
 from skydelta.stages.fit import BATCH, SIDES, Cutter, Detections
 from skydelta.stages.fluxerror import kernel_flux_errors, with_kernel
-from skydelta.stages.stampfit import fit
+from skydelta.stages.lobes import forced_fit
 
 EDGES = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 15.0, 25.0, 60.0)
 """Bins of true signal-to-noise in which completeness is counted."""
@@ -79,7 +79,7 @@ class Recover(Stage[RecoverConfig]):
         if image.variance is None or image.psf is None:
             raise InputError("recover: the whitened difference has no variance or no PSF")
         x, y, true = (np.asarray(sources[n].value, float) for n in ("x", "y", "flux"))
-        flux, error = forced_fluxes(image, x, y, ctx.backend.name)
+        flux, error = forced_fluxes(image, x, y)
         found, fitted = _found(catalog, x, y, fwhm(image.psf.at(*_middle(image))))
         snr, pull = true / error, (flux - true) / error
         figures = _figures(true, flux, error, found)
@@ -114,31 +114,24 @@ def _middle(image: Exposure) -> tuple[float, float]:
     return (image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2
 
 
-def forced_fluxes(image: Exposure, x: np.ndarray, y: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
+def forced_fluxes(image: Exposure, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Flux of a point source and its error at given places of an image of white noise: float64 (n,) each.
 
     The error has the matching kernel's part where the image brings that. NaN where too few pixels are usable.
     """
     assert image.psf is not None
-    if not len(x):
-        return np.zeros(0), np.zeros(0)
     half = min(max(int(np.ceil(2.5 * fwhm(image.psf.at(*_middle(image))))), SIDES[0] // 2), SIDES[1] // 2)
-    column, row = np.rint(x), np.rint(y)
-    planes = (cutouts(plane, column, row, half, np.nan) for plane in (image.image, image.variance))
-    start = np.stack([x - column, y - row], axis=1) + half
-    data, variance = planes
-    made = fit(data, psf=image.psf.render(x, y), variance=variance, start=start, forced=True, device=device)
-    assert not isinstance(made, Catalog)
-    flux, error = (np.asarray(made[n], float) for n in ("flux", "flux_err"))
-    cutter = Cutter(
-        image, Detections(np.stack([x, y], 1), np.full((len(x), 2, 2), np.nan), np.zeros(len(x))), 2 * half + 1
-    )
-    parts = []
+    places = Detections(np.stack([x, y], 1), np.full((len(x), 2, 2), np.nan), np.zeros(len(x)))
+    cutter, fluxes, errors = Cutter(image, places, 2 * half + 1), [np.zeros(0)], [np.zeros(0)]
     for first in range(0, len(x), BATCH):
         stamps = cutter(first, None)
-        parts.append(kernel_flux_errors(image, stamps, stamps.start, flux[first : first + BATCH]))
-    error = with_kernel(error, np.concatenate(parts))
-    return flux, np.where(np.isfinite(flux), error, np.nan)
+        made, _ = forced_fit(stamps, stamps.start[:, None])
+        usable = made.usable & (made.status == Status.CONVERGED)
+        flux = np.where(usable, made.parameters[:, 0], np.nan)
+        error = with_kernel(made.errors[:, 0], kernel_flux_errors(image, stamps, stamps.start, flux))
+        fluxes.append(flux)
+        errors.append(np.where(usable, error, np.nan))
+    return np.concatenate(fluxes), np.concatenate(errors)
 
 
 def _found(catalog: Catalog, x: np.ndarray, y: np.ndarray, reach: float) -> tuple[np.ndarray, np.ndarray]:

@@ -114,7 +114,7 @@ def test_fluxes_are_in_science_units_with_their_own_errors(figure):
     transients = [(x, y, 6000.0) for x, y in at]
     made = subtract(pair(seed=92, shape=(384, 384), stars=60, low=8000, transients=transients), registration_error=0.0)
     x, y = np.array(at).T
-    flux, error = forced_fluxes(made["whitened"], x, y, "cpu")
+    flux, error = forced_fluxes(made["whitened"], x, y)
     keep = np.isfinite(flux)
     assert keep.sum() >= 14
     pull = (flux - 6000)[keep] / error[keep]

@@ -142,7 +142,7 @@ def test_pulls_in_the_open_field_are_those_of_a_normal_distribution(figure):
         made = Inject(count=100, hosts=0).execute(context(), inputs)
         _, again = subtract(replace(p, science=made["injected"]))
         x, y, true = (made["sources"][n].value for n in ("x", "y", "flux"))
-        flux, error = forced_fluxes(again["whitened"], x, y, "cpu")
+        flux, error = forced_fluxes(again["whitened"], x, y)
         rows.append(np.stack([flux - true, error, true]))
     residual, error, true = np.concatenate(rows, axis=1)
     pull, n = residual / error, len(true)
@@ -159,10 +159,10 @@ def test_places_without_pixels_have_no_flux(made):
     _, inputs, _, _ = made
     white = inputs["whitened"]
     blind = white.with_(image=np.full_like(white.image, np.nan))
-    flux, error = forced_fluxes(blind, np.array([200.0]), np.array([200.0]), "cpu")
+    flux, error = forced_fluxes(blind, np.array([200.0]), np.array([200.0]))
     assert np.isnan(flux[0])
     assert np.isnan(error[0])
-    assert len(forced_fluxes(white, np.zeros(0), np.zeros(0), "cpu")[0]) == 0
+    assert len(forced_fluxes(white, np.zeros(0), np.zeros(0))[0]) == 0
 
 
 @pytest.fixture(scope="module")

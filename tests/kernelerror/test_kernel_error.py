@@ -151,7 +151,7 @@ def test_stars_that_the_fit_has_not_seen_have_pulls_of_one(figure):
         got, error, part = forced(image, x[use], y[use])
         bright += list(got / error)
         without += list(got / np.sqrt(error**2 - part**2))
-        f, e = forced_fluxes(image, x[use], y[use], "cpu")
+        f, e = forced_fluxes(image, x[use], y[use])
         np.testing.assert_allclose(e, error, rtol=0.03)
         np.testing.assert_allclose(f, got, atol=0.2 * error.max())
         got, error, part = forced(image, *changes[:2])
@@ -178,7 +178,7 @@ def test_all_ways_to_a_flux_report_the_same_error(one):
     x, y = (a[(p.x > 25) & (p.x < 230) & (p.y > 25) & (p.y < 230)] for a in (p.x, p.y))
     _, error, part = forced(made["whitened"], x, y)
     assert (part > 0).all()
-    _, of_injections = forced_fluxes(made["whitened"], x, y, "cpu")
+    _, of_injections = forced_fluxes(made["whitened"], x, y)
     np.testing.assert_allclose(of_injections, error, rtol=0.03)
     n, none = len(x), np.full(len(x), np.nan)
     columns = {

@@ -481,7 +481,7 @@ def test_a_change_on_a_star_too_faint_for_its_chi2_is_kept_out_of_the_fit(figure
         here = np.hypot(again.stamps["x"] - a, again.stamps["y"] - b) < 3
         assert set(again.stamps["role"][here]) == {"clipped"}
     assert ctx.metrics["stamps_changed"] >= 3
-    got, _ = forced_fluxes(made["whitened"], x, y, "cpu")
+    got, _ = forced_fluxes(made["whitened"], x, y)
     figure("flux of changes on stars of the fit, relative", abs(got.mean() / flux - 1), 0.05)
 
 
